@@ -1,0 +1,16 @@
+"""The public ops. Each validates its tensors, then runs on the backend that was asked for."""
+
+from blr_kernels.ops.backend import Backend, Explanation, explain, triton_available
+from blr_kernels.ops.blast import blast_linear
+from blr_kernels.ops.low_rank import low_rank_linear
+from blr_kernels.ops.monarch import monarch_linear
+
+__all__ = [
+    "Backend",
+    "Explanation",
+    "blast_linear",
+    "explain",
+    "low_rank_linear",
+    "monarch_linear",
+    "triton_available",
+]
