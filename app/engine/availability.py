@@ -1,0 +1,87 @@
+"""Which backends can run a model on a device, with the reason where one cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from app.engine.jobs import BACKENDS, BackendInfo, BackendStatus
+from app.engine.machine import why_no_compile, why_no_triton
+
+if TYPE_CHECKING:
+    from model_zoo.registry import ModelEntry
+
+_VARIANT_TITLES = {"low_rank": "low rank", "monarch": "Monarch", "blast": "BLAST"}
+
+# Seconds that one compilation was seen to take, by task: on two CPU cores, and on an H200.
+_COMPILE_S = {
+    "cpu": {"generate": 40.0, "classify": 30.0},
+    "cuda": {"generate": 60.0, "classify": 40.0},
+}
+
+
+def backend_statuses(
+    entry: ModelEntry,
+    variant: str,
+    device: Mapping[str, Any],
+    seen_compile_s: Mapping[tuple[str, str], float],
+    *,
+    untrained: bool,
+) -> list[BackendStatus]:
+    """The status of every backend, in the order of `BACKENDS`.
+
+    Args:
+        entry: the model.
+        variant: the converted form that the BLR backends would run.
+        device: the answer of `Engine.device_info`.
+        seen_compile_s: measured compile times by (model id, backend).
+        untrained: whether the model would run with untrained weights.
+    """
+    statuses = []
+    for info in BACKENDS:
+        reason = _why_not(info, entry, variant, device, untrained=untrained)
+        seconds = None
+        if compiles(info, str(device["kind"])):
+            seconds = seen_compile_s.get(
+                (entry.id, info.id), expected_compile_s(str(device["kind"]), entry.task)
+            )
+        statuses.append(BackendStatus(info.id, not reason, reason, seconds))
+    return statuses
+
+
+def compiles(info: BackendInfo, kind: str) -> bool:
+    """Whether a backend runs under `torch.compile` on a device of this kind."""
+    return info.compiles or (info.id == "blr-triton" and kind == "cuda")
+
+
+def expected_compile_s(kind: str, task: str) -> float:
+    """About how long one compilation takes."""
+    return _COMPILE_S[kind][task]
+
+
+def _why_not(
+    info: BackendInfo,
+    entry: ModelEntry,
+    variant: str,
+    device: Mapping[str, Any],
+    *,
+    untrained: bool,
+) -> str:
+    name = str(device["device"])
+    if name != "cpu" and device.get("error"):
+        return str(device["error"])
+    if info.id == "blr-triton" and (reason := why_no_triton(name, device)):
+        return reason
+    if compiles(info, str(device["kind"])) and (reason := why_no_compile(name)):
+        return reason
+    if untrained:
+        return ""
+    if not entry.available():
+        return f"weights are not here. {entry.how_to_get()}"
+    if info.block_low_rank and not _has_variant(entry, variant):
+        return f"{entry.id} has no {_VARIANT_TITLES.get(variant, variant)} variant here"
+    return ""
+
+
+def _has_variant(entry: ModelEntry, variant: str) -> bool:
+    return any(known.id == variant and known.path is not None for known in entry.variants)
