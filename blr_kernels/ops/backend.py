@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -62,7 +63,13 @@ def triton_available() -> tuple[bool, str]:
     return True, "CUDA device found"
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+# A compiler takes both answers below as constants: they follow from what its guards check anyway.
+@torch.compiler.assume_constant_result
 def why_not_triton(device: torch.device, dtype: torch.dtype) -> str:
     """The reason why the Triton kernels cannot take this device and dtype, or ""."""
     if _IMPORT_ERROR:
@@ -72,22 +79,23 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str:
         return f"the Triton kernels take {expected}, got {str(dtype).removeprefix('torch.')}"
     if device.type == "cpu" and not _INTERPRETED:
         return "on a CPU the Triton kernels run only with TRITON_INTERPRET=1 set before import"
-    if device.type not in ("cpu", "cuda"):
+    # On a meta device the op gives shapes alone.
+    if device.type not in ("cpu", "cuda", "meta"):
         return f"the Triton kernels run on CUDA devices, got {device.type}"
     if device.type == "cuda" and dtype is torch.bfloat16:
-        capability = torch.cuda.get_device_capability(device)
+        capability = _capability(device)
         if capability < (8, 0):
             return f"bfloat16 needs compute capability 8.0, got {capability[0]}.{capability[1]}"
     return ""
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@torch.compiler.assume_constant_result
 def why_not_auto(device: torch.device, dtype: torch.dtype) -> str:
     """The reason why ``AUTO`` does not take Triton although it may be able to run, or ""."""
-    if device.type == "cpu":
-        return "on a CPU PyTorch's products are faster"
+    if device.type in ("cpu", "meta"):
+        return f"without a GPU PyTorch's products are faster, the device is {device.type}"
     if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
+        capability = _capability(device)
         if capability < MIN_AUTO_CAPABILITY:
             return (
                 "Triton's dot uses no tensor cores below compute capability 8.0, "

@@ -1,0 +1,182 @@
+"""A batched product with bias and activation in its epilogue: the kernel all three ops share."""
+
+# Triton gives a kernel's parameters their types at launch.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blr_kernels.ops.triton_config import product_tiles
+from blr_kernels.reference import Activation
+
+DEFAULT_SHARED_LIMIT = 48 * 1024
+"""Shared memory that every CUDA device grants a block; also the limit of an interpreted kernel."""
+
+
+@triton.jit
+def activate(y, ACTIVATION: tl.constexpr):
+    """``y`` of any shape in fp32 -> activated; ACTIVATION is "none" or one of the op's names."""
+    if ACTIVATION == "gelu":
+        y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
+    elif ACTIVATION == "gelu_tanh":
+        # 0.5 * (1 + tanh(u)) is sigmoid(2u).
+        y = y * tl.sigmoid(1.5957691216057308 * y * (1.0 + 0.044715 * y * y))
+    elif ACTIVATION == "silu":
+        y = y * tl.sigmoid(y)
+    return y
+
+
+@triton.jit
+def dot(a, b, acc, INPUT_PRECISION: tl.constexpr, WIDEN: tl.constexpr):
+    """``acc + a @ b`` in fp32. WIDEN casts first: the interpreter cannot multiply bfloat16."""
+    if WIDEN:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision=INPUT_PRECISION)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def product_kernel(
+    a_ptr,  # (batch, tokens, K), strides (a_batch, a_token, 1)
+    w_ptr,  # (batch, N, K), contiguous
+    bias_ptr,  # (batch, N), strides (bias_batch, bias_column); unused unless HAS_BIAS
+    out_ptr,  # (batch, tokens, N), strides (out_batch, out_token, out_column)
+    tokens,
+    a_batch,
+    a_token,
+    bias_batch,
+    bias_column,
+    out_batch,
+    out_token,
+    out_column,
+    out_group,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    GROUPS: tl.constexpr,  # column g * (N / GROUPS) + j reads row j * GROUPS + g of the weight
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """``out[batch, t, n] = act(sum_k a[batch, t, k] * w[batch, n, k] + bias[batch, n])``.
+
+    With GROUPS > 1 the columns are regrouped: group g is written at ``g * out_group``. That is
+    Monarch's permutation, done on rows of the weight, which stay contiguous.
+    """
+    tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    tile = tl.program_id(0)
+    batch = tl.program_id(1).to(tl.int64)
+    offs_t = (tile // tiles_n) * BLOCK_T + tl.arange(0, BLOCK_T)
+    offs_n = (tile % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
+    mask_t = offs_t < tokens
+    mask_n = offs_n < N
+    inner: tl.constexpr = N // GROUPS
+    w_row = (offs_n % inner) * GROUPS + offs_n // inner
+    token = offs_t.to(tl.int64)
+    a_tile = a_ptr + batch * a_batch + token[:, None] * a_token + offs_k[None, :]
+    w_tile = w_ptr + batch * (N * K) + w_row.to(tl.int64)[None, :] * K + offs_k[:, None]
+    acc = tl.zeros((BLOCK_T, BLOCK_N), dtype=tl.float32)
+    for k in range(0, K, BLOCK_K):
+        mask_k = offs_k < K - k
+        a = tl.load(a_tile + k, mask=mask_t[:, None] & mask_k[None, :], other=0.0)
+        w = tl.load(w_tile + k, mask=mask_n[None, :] & mask_k[:, None], other=0.0)
+        acc = dot(a, w, acc, INPUT_PRECISION, WIDEN)
+    if HAS_BIAS:
+        bias_at = bias_ptr + batch * bias_batch + offs_n.to(tl.int64) * bias_column
+        acc += tl.load(bias_at, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+    acc = activate(acc, ACTIVATION)
+    column = (offs_n % inner).to(tl.int64) * out_column + (offs_n // inner).to(tl.int64) * out_group
+    out_tile = out_ptr + batch * out_batch + token[:, None] * out_token + column[None, :]
+    tl.store(out_tile, acc.to(out_ptr.dtype.element_ty), mask=mask_t[:, None] & mask_n[None, :])
+
+
+@functools.cache
+def shared_limit(device: torch.device) -> int:
+    """Shared memory in bytes that a block may use on ``device``."""
+    if device.type != "cuda":
+        return DEFAULT_SHARED_LIMIT
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def input_precision(dtype: torch.dtype) -> str:
+    """IEEE products in fp32 unless torch was told that its own may use TF32."""
+    if dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
+        return "tf32"
+    return "ieee"
+
+
+def must_widen(x: Tensor) -> bool:
+    """Whether the kernels have to cast before they multiply: bfloat16 under the interpreter."""
+    return x.device.type == "cpu" and x.dtype is torch.bfloat16
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """``x (..., n)`` -> ``(tokens, n)``, last dimension contiguous; copies only if it must."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+
+
+def launch_product(
+    a: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    groups: int = 1,
+    out_group: int = 0,
+) -> None:
+    """Launches ``product_kernel`` once.
+
+    Args:
+        a: ``(batch, tokens, K)`` with a contiguous last dimension; batches may be views.
+        weight: ``(batch, N, K)``, contiguous.
+        out: written; ``(batch, tokens, N / groups)``, any strides.
+        bias: ``(batch, N)``, any strides, or None.
+        activation: applied after the bias.
+        groups, out_group: regrouping of the columns as ``product_kernel`` describes; group g
+            starts ``g * out_group`` elements after ``out``.
+    """
+    batches, rows, inner = weight.shape
+    tokens = a.shape[1]
+    tiles = product_tiles(
+        tokens, rows, inner, itemsize=a.element_size(), shared_limit=shared_limit(a.device)
+    )
+    grid = (triton.cdiv(tokens, tiles.tokens) * triton.cdiv(rows, tiles.rows), batches)
+    product_kernel[grid](
+        a,
+        weight,
+        bias,
+        out,
+        tokens,
+        a.stride(0) if batches > 1 else 0,
+        a.stride(1),
+        0 if bias is None else bias.stride(0),
+        0 if bias is None else bias.stride(1),
+        out.stride(0) if batches > 1 else 0,
+        out.stride(1),
+        out.stride(2),
+        out_group,
+        N=rows,
+        K=inner,
+        GROUPS=groups,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=activation or "none",
+        INPUT_PRECISION=input_precision(a.dtype),
+        WIDEN=must_widen(a),
+        BLOCK_T=tiles.tokens,
+        BLOCK_N=tiles.rows,
+        BLOCK_K=tiles.inner,
+        num_warps=tiles.warps,
+        num_stages=tiles.stages,
+    )
