@@ -75,7 +75,7 @@ def _why_not(
     if compiles(info, str(device["kind"])) and (reason := why_no_compile(name)):
         return reason
     if untrained:
-        return ""
+        return "" if entry.untrained else f"{entry.id} runs with its own weights only"
     if not entry.available():
         return f"weights are not here. {entry.how_to_get()}"
     if info.block_low_rank and not _has_variant(entry, variant):

@@ -152,11 +152,11 @@ class Driver:
             if self._stop.is_set() and stopping is None:
                 worker.send("stop", id=number)
                 stopping = now + self._limits.stop_s + 2 * last_step_s
+            if stopping is not None and now > stopping:
+                self._pool.discard(worker)
+                self._emit(ev.Stopped, backend)
+                return False
             if message is None:
-                if stopping is not None and now > stopping:
-                    self._pool.discard(worker)
-                    self._emit(ev.Stopped, backend)
-                    return False
                 if now - heard > limit:
                     raise WorkerDiedError(f"its worker was silent for {limit:.0f} s and was ended")
                 continue

@@ -24,6 +24,8 @@ def check_job(job: Job, entry: ModelEntry) -> None:
         raise TypeError(f"job must be a GenerateJob or a ClassifyJob, got {type(job).__name__}")
     if entry.task != job.task:
         raise ValueError(f"{entry.id} is a model to {entry.task}, it cannot {job.task}")
+    if job.untrained and not entry.untrained:
+        raise ValueError(f"{entry.id} runs with its own weights only, not with untrained ones")
     if not job.untrained and not entry.available():
         raise ValueError(f"the weights of {entry.id} are not here. {entry.how_to_get()}")
     if isinstance(job, GenerateJob):

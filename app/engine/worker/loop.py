@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any, BinaryIO
 
 from app.engine.channel import (
@@ -119,7 +120,7 @@ def main() -> None:
             if session is None:
                 session = _open(spec)
                 report(LOADED)
-            _serve(name, session, payload, report, lambda n=number: inbox.stopped(n))
+            _serve(name, session, payload, report, partial(inbox.stopped, number))
         except StopRequestedError:
             report(STOPPED)
         except Exception as error:
