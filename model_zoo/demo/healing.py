@@ -1,0 +1,151 @@
+"""Make the block low-rank variants usable: factorize, then train against the dense model.
+
+Only the factors move. Biases and all unconverted layers stay those of the dense model, so a
+variant needs to store nothing but its factors.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from blr_kernels import Backend, BLRLinear
+from model_zoo.convert import ConversionReport, Rule, convert_
+from model_zoo.demo.architectures import LATENT_CHANNELS, seed_everything
+from model_zoo.demo.classifier import mixed_loss, mixed_views, unseen_accuracy
+from model_zoo.demo.dataset import load_training
+from model_zoo.demo.generator import NoisyBatches, encode_views
+from model_zoo.demo.runtime import (
+    Average,
+    Progress,
+    Run,
+    cosine,
+    load_tensors,
+    save_tensors,
+    say,
+    set_rate,
+)
+from model_zoo.demo.variants import variant_file
+from model_zoo.demo.weights import (
+    VIT_FILE,
+    load_autoencoder,
+    load_transformer,
+    load_vit,
+)
+from model_zoo.dit import dit_rules, fuse_qkv_
+from model_zoo.vit import vit_rules
+
+SEED = 14
+DATA_WEIGHT = 0.25
+"""Weight of the plain training loss beside the distance to the dense model."""
+
+
+def factorize_model(model: nn.Module, rules: list[Rule], name: str) -> ConversionReport:
+    """Convert `model` in place and leave only its factors trainable."""
+    report = convert_(model, rules, backend=Backend.TORCH)
+    for line in str(report).splitlines():
+        say(name, line)
+    model.requires_grad_(False)
+    for layer in converted_layers(model).values():
+        for factor, parameter in layer.named_parameters(recurse=False):
+            parameter.requires_grad_(factor != "bias")
+    return report
+
+
+def converted_layers(model: nn.Module) -> dict[str, BLRLinear]:
+    """The BLR layers of a model by name."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, BLRLinear)}
+
+
+def _save(run: Run, model: str, kind: str, average: Average, report: ConversionReport) -> None:
+    metadata = {"kind": kind, "report": json.dumps(report.to_dict())}
+    save_tensors(run.out / variant_file(model, kind), average.state(), metadata)
+
+
+def _resume(run: Run, model: str, kind: str, student: nn.Module) -> None:
+    path = run.out / variant_file(model, kind)
+    if run.resume and path.exists():
+        student.load_state_dict(load_tensors(path)[0], strict=False)
+        say(f"{model}-{kind}", "resumed")
+
+
+def heal_dit(run: Run, kind: str) -> None:
+    """Factorize the DiT to one kind of structure and distil it from the dense one."""
+    name = f"dit-{kind}"
+    seed_everything(SEED)
+    icons = load_training(run.data, device=run.device)
+    latents = encode_views(
+        load_autoencoder(run.out, run.device), icons, 48 if run.on_gpu else 1, run
+    )
+    batches = NoisyBatches(latents, icons.classes)
+    teacher = load_transformer(run.out, run.device)
+    student = load_transformer(run.out, run.device)
+    fuse_qkv_(student)
+    report = factorize_model(student, dit_rules(kind), name)
+    _resume(run, "dit", kind, student)
+    say(name, f"factorized at {run.elapsed():.1f}s")
+    run.compile_(*teacher.transformer_blocks, *student.transformer_blocks)
+    batch = run.batch_size(512)
+    average = Average(student, 0.999)
+    optimizer = torch.optim.AdamW(average.trained, 1e-3, betas=(0.9, 0.99), weight_decay=0.0)
+    progress = Progress(run, name, batch, reserve=2)
+    for step, used in progress:
+        set_rate(optimizer, cosine(used, 1e-3, step=step, warmup=200, floor=1e-5))
+        noisy, noise, times, labels = batches.draw(batch)
+        with run.autocast():
+            with torch.no_grad():
+                wanted = teacher(noisy, timestep=times, class_labels=labels).sample.float()
+            output = student(noisy, timestep=times, class_labels=labels).sample.float()
+        distance = F.mse_loss(output, wanted)
+        data = F.mse_loss(output[:, :LATENT_CHANNELS], noise)
+        optimizer.zero_grad(set_to_none=True)
+        (distance + DATA_WEIGHT * data).backward()
+        torch.nn.utils.clip_grad_norm_(average.trained, 1.0)
+        optimizer.step()
+        average.update(step)
+        progress.log(step, distance=distance.detach(), data=data.detach())
+    _save(run, "dit", kind, average, report)
+    say(name, f"saved at {run.elapsed():.1f}s")
+
+
+def heal_vit(run: Run, kind: str) -> None:
+    """Factorize the ViT to one kind of structure and distil it from the dense one."""
+    name = f"vit-{kind}"
+    seed_everything(SEED)
+    icons = load_training(run.data, device=run.device)
+    teacher = load_vit(run.out / VIT_FILE, run.device)
+    student = load_vit(run.out / VIT_FILE, run.device)
+    report = factorize_model(student, vit_rules(kind), name)
+    _resume(run, "vit", kind, student)
+    say(name, f"factorized at {run.elapsed():.1f}s")
+    run.compile_(*teacher.blocks, *student.blocks)
+    batch = run.batch_size(1024)
+    average = Average(student, 0.999)
+    optimizer = torch.optim.AdamW(average.trained, 1e-3, betas=(0.9, 0.99), weight_decay=0.01)
+    progress = Progress(run, name, batch, reserve=5)
+    for step, used in progress:
+        set_rate(optimizer, cosine(used, 1e-3, step=step, warmup=200, floor=1e-5))
+        pictures, first, second, share = mixed_views(icons, batch)
+        with run.autocast():
+            with torch.no_grad():
+                wanted = teacher(pictures).float()
+            logits = student(pictures).float()
+        distance = F.kl_div(
+            logits.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="batchmean"
+        )
+        data = mixed_loss(logits, first, second, share)
+        optimizer.zero_grad(set_to_none=True)
+        (distance + DATA_WEIGHT * data).backward()
+        torch.nn.utils.clip_grad_norm_(average.trained, 1.0)
+        optimizer.step()
+        average.update(step)
+        progress.log(step, distance=distance.detach(), data=data.detach())
+    _save(run, "vit", kind, average, report)
+    say(name, f"saved at {run.elapsed():.1f}s")
+    if run.on_gpu:
+        average.swap()
+        top1, top5 = unseen_accuracy(student, icons)
+        say(name, f"unseen views: top-1 {top1:.4f} top-5 {top5:.4f}")
