@@ -160,9 +160,7 @@ class Engine:
         Raises:
             TypeError, ValueError: when the job cannot be run by this model; one line.
         """
-        from model_zoo.registry import get_model
-
-        check_job(job, get_model(job.model))
+        check_job(job)
         backend_info(backend)
         if self._why_not(job, backend) == "":
             self._warmer.add(job, spec_for(job, backend, self.device))
@@ -173,10 +171,8 @@ class Engine:
         Raises:
             TypeError, ValueError: when the job cannot be run by this model; one line.
         """
-        from model_zoo.registry import get_model
-
         ordered = check_backends(backends)
-        check_job(job, get_model(job.model))
+        check_job(job)
         driver = Driver(
             job,
             [(backend, spec_for(job, backend, self.device)) for backend in ordered],

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from app.engine.jobs import RUN_ORDER, BackendId, ClassifyJob, GenerateJob, Job, backend_info
-
-if TYPE_CHECKING:
-    from model_zoo.registry import ModelEntry
 
 MAX_PIXELS = 100_000_000
 
 
-def check_job(job: Job, entry: ModelEntry) -> None:
-    """Raise unless the model can run the job.
+def check_job(job: Job) -> None:
+    """Raise unless the job's model can run it.
 
     Raises:
         TypeError, ValueError: one line that says what was expected and what came.
     """
+    from model_zoo.registry import get_model
+
     if not isinstance(job, GenerateJob | ClassifyJob):
         raise TypeError(f"job must be a GenerateJob or a ClassifyJob, got {type(job).__name__}")
+    entry = get_model(job.model)
     if entry.task != job.task:
         raise ValueError(f"{entry.id} is a model to {entry.task}, it cannot {job.task}")
     if job.untrained and not entry.untrained:

@@ -268,18 +268,19 @@ def test_a_warm_up_that_ended_leaves_a_loaded_worker(engine: Engine) -> None:
 
 
 def test_workers_end_with_the_engines_process_however_it_dies() -> None:
-    code = (
-        "import sys, time; sys.path[:0] = [%r, %r]\n"
-        "import os\n"
-        "from app.engine import Engine, GenerateJob\n"
-        "import app.engine.engine as m\n"
-        "from app.engine.jobs import BackendStatus\n"
-        "m.backend_statuses = lambda *a, **k: [BackendStatus('dense', True)]\n"
-        "e = Engine(worker_main='stub_worker')\n"
-        "list(e.run(GenerateJob('dit-xl-2-256', untrained=True, steps=1), ['dense']))\n"
-        "print(e._pool.workers()[0].pid, flush=True)\n"
-        "time.sleep(60)\n"
-    ) % (os.path.dirname(stub_worker.__file__), os.getcwd())
+    paths = [os.path.dirname(stub_worker.__file__), os.getcwd()]
+    code = f"""
+import sys, time
+sys.path[:0] = {paths!r}
+import app.engine.engine as m
+from app.engine import Engine, GenerateJob
+from app.engine.jobs import BackendStatus
+m.backend_statuses = lambda *a, **k: [BackendStatus("dense", True)]
+e = Engine(worker_main="stub_worker")
+list(e.run(GenerateJob("dit-xl-2-256", untrained=True, steps=1), ["dense"]))
+print(e._pool.workers()[0].pid, flush=True)
+time.sleep(60)
+"""
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())

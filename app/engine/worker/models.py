@@ -14,9 +14,10 @@ from app.engine.spec import WorkerSpec
 from blr_kernels import Backend
 
 if TYPE_CHECKING:
-    from model_zoo.convert import Rule
     from model_zoo.dit import DiT
     from model_zoo.vit import ViT
+
+    from model_zoo.convert import Rule
 
 
 def open_dit(spec: WorkerSpec, dtype: torch.dtype) -> DiT:
@@ -26,6 +27,7 @@ def open_dit(spec: WorkerSpec, dtype: torch.dtype) -> DiT:
         ValueError: if the model or its variant is missing or does not fit; one line.
     """
     from model_zoo.dit import dit_rules, load_dit
+
     from model_zoo.registry import get_model
 
     dit = load_dit(
@@ -49,8 +51,9 @@ def open_vit(spec: WorkerSpec, dtype: torch.dtype) -> ViT:
     Raises:
         ValueError: if the model or its variant is missing or does not fit; one line.
     """
-    from model_zoo.registry import get_model
     from model_zoo.vit import load_vit, vit_rules
+
+    from model_zoo.registry import get_model
 
     vit = load_vit(get_model(spec.model), dtype=dtype, device=spec.device, untrained=spec.untrained)
     if spec.variant is not None:
@@ -77,6 +80,7 @@ def _untrained_(model: nn.Module, rules: Sequence[Rule], spec: WorkerSpec) -> No
 
 def _load_variant_(model: nn.Module, spec: WorkerSpec) -> None:
     from model_zoo.checkpoint import load_variant_
+
     from model_zoo.registry import get_model
 
     path = next(
