@@ -14,6 +14,7 @@ from torch import Tensor
 
 # RGB <-> YIQ: a hue turn is a rotation of the last two.
 _YIQ = torch.tensor([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
+_RGB = torch.linalg.inv(_YIQ)
 
 
 def premultiply(rgba: Tensor) -> Tensor:
@@ -90,8 +91,7 @@ def _recolour(pixels: Tensor) -> Tensor:
     cos, sin = torch.cos(turn) * saturation, torch.sin(turn) * saturation
     zero, one = torch.zeros_like(cos), torch.ones_like(cos)
     rotation = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], 1).view(n, 3, 3)
-    yiq = _YIQ.to(device)
-    matrix = torch.linalg.inv(yiq) @ rotation @ yiq * contrast[:, None, None]
+    matrix = _RGB.to(device) @ rotation @ _YIQ.to(device) * contrast[:, None, None]
     tint = torch.randn(n, 3, device=device) * 0.05
     offset = 0.5 * (1 - contrast)[:, None] + brightness[:, None] + tint
     colours = torch.einsum("nij,njhw->nihw", matrix, pixels[:, :3])

@@ -15,6 +15,7 @@ from model_zoo.demo.runtime import (
     Average,
     Progress,
     Run,
+    clip_gradients_,
     cosine,
     load_tensors,
     psnr,
@@ -54,7 +55,9 @@ def train(run: Run) -> None:
     run.compile_(vae.encoder, vae.decoder)
     say("autoencoder", f"{parameter_count(vae)} parameters, {len(icons)} pictures")
     batch = run.batch_size(128)
-    optimizer = torch.optim.AdamW(vae.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=1e-3)
+    optimizer = torch.optim.AdamW(
+        vae.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=1e-3, fused=run.on_gpu
+    )
     average = Average(vae, 0.999)
     progress = Progress(run, "autoencoder", batch, reserve=8 if run.on_gpu else 2)
     for step, used in progress:
@@ -78,7 +81,7 @@ def train(run: Run) -> None:
         )
         optimizer.zero_grad(set_to_none=True)
         (loss + KL_WEIGHT * kl).backward()
-        torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
+        clip_gradients_(vae.parameters())
         optimizer.step()
         average.update(step)
         progress.log(step, loss=loss.detach(), kl=kl.detach())

@@ -14,6 +14,7 @@ from model_zoo.demo.runtime import (
     Average,
     Progress,
     Run,
+    clip_gradients_,
     cosine,
     load_tensors,
     save_tensors,
@@ -41,10 +42,14 @@ def mixed_loss(logits: Tensor, first: Tensor, second: Tensor, share: Tensor) -> 
 def mixed_views(icons: Icons, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A training batch: pictures (n, 3, 128, 128), two labels each, share of the first.
 
-    Two fifths are blends with another picture, mostly of the one.
+    At least half show the classes, however many auxiliary pictures there are. Two fifths are
+    blends with another picture, mostly of the one.
     """
     device = icons.rgba.device
     index = torch.randint(len(icons), (batch,), device=device)
+    wanted = (icons.classes < len(CLASSES)).nonzero()[:, 0]
+    sure = wanted[torch.randint(len(wanted), (batch,), device=device)]
+    index = torch.where(torch.rand(batch, device=device) < 0.5, sure, index)
     pictures, first = strong_views(icons.rgba[index]), icons.classes[index]
     other = torch.randperm(batch, device=device)
     share = torch.empty(batch, device=device).uniform_(0.6, 1.0)
@@ -87,7 +92,9 @@ def train(
     run.compile_(*vit.blocks)
     say(name, f"{parameter_count(vit)} parameters, {len(icons)} pictures, {classes} classes")
     batch = run.batch_size(1024)
-    optimizer = torch.optim.AdamW(vit.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=0.05)
+    optimizer = torch.optim.AdamW(
+        vit.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=0.05, fused=run.on_gpu
+    )
     average = Average(vit, 0.999)
     progress = Progress(run, name, batch, reserve=8 if run.on_gpu else 5)
     vit.train()
@@ -99,7 +106,7 @@ def train(
         loss = mixed_loss(logits, first, second, share)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(vit.parameters(), 1.0)
+        clip_gradients_(vit.parameters())
         optimizer.step()
         average.update(step)
         progress.log(step, loss=loss.detach())

@@ -26,6 +26,7 @@ from model_zoo.demo.runtime import (
     Average,
     Progress,
     Run,
+    clip_gradients_,
     cosine,
     load_tensors,
     save_tensors,
@@ -102,7 +103,7 @@ def train(run: Run, judge: Path | None = None) -> None:
     say("dit", f"{parameter_count(transformer)} parameters, {len(icons)} pictures")
     batch = run.batch_size(512)
     optimizer = torch.optim.AdamW(
-        transformer.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=0.01
+        transformer.parameters(), 1e-3, betas=(0.9, 0.99), weight_decay=0.01, fused=run.on_gpu
     )
     average = Average(transformer, 0.9995)
     warmup = 300
@@ -117,7 +118,7 @@ def train(run: Run, judge: Path | None = None) -> None:
         loss = F.mse_loss(output[:, :LATENT_CHANNELS].float(), noise)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(transformer.parameters(), 1.0)
+        clip_gradients_(transformer.parameters())
         optimizer.step()
         average.update(step)
         progress.log(step, loss=loss.detach())

@@ -22,6 +22,7 @@ from model_zoo.demo.runtime import (
     Average,
     Progress,
     Run,
+    clip_gradients_,
     cosine,
     load_tensors,
     save_tensors,
@@ -90,7 +91,9 @@ def heal_dit(run: Run, kind: str) -> None:
     run.compile_(*teacher.transformer_blocks, *student.transformer_blocks)
     batch = run.batch_size(512)
     average = Average(student, 0.999)
-    optimizer = torch.optim.AdamW(average.trained, 1e-3, betas=(0.9, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        average.trained, 1e-3, betas=(0.9, 0.99), weight_decay=0.0, fused=run.on_gpu
+    )
     progress = Progress(run, name, batch, reserve=2)
     for step, used in progress:
         set_rate(optimizer, cosine(used, 1e-3, step=step, warmup=200, floor=1e-5))
@@ -103,7 +106,7 @@ def heal_dit(run: Run, kind: str) -> None:
         data = F.mse_loss(output[:, :LATENT_CHANNELS], noise)
         optimizer.zero_grad(set_to_none=True)
         (distance + DATA_WEIGHT * data).backward()
-        torch.nn.utils.clip_grad_norm_(average.trained, 1.0)
+        clip_gradients_(average.trained)
         optimizer.step()
         average.update(step)
         progress.log(step, distance=distance.detach(), data=data.detach())
@@ -124,7 +127,9 @@ def heal_vit(run: Run, kind: str) -> None:
     run.compile_(*teacher.blocks, *student.blocks)
     batch = run.batch_size(1024)
     average = Average(student, 0.999)
-    optimizer = torch.optim.AdamW(average.trained, 1e-3, betas=(0.9, 0.99), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        average.trained, 1e-3, betas=(0.9, 0.99), weight_decay=0.01, fused=run.on_gpu
+    )
     progress = Progress(run, name, batch, reserve=5)
     for step, used in progress:
         set_rate(optimizer, cosine(used, 1e-3, step=step, warmup=200, floor=1e-5))
@@ -139,7 +144,7 @@ def heal_vit(run: Run, kind: str) -> None:
         data = mixed_loss(logits, first, second, share)
         optimizer.zero_grad(set_to_none=True)
         (distance + DATA_WEIGHT * data).backward()
-        torch.nn.utils.clip_grad_norm_(average.trained, 1.0)
+        clip_gradients_(average.trained)
         optimizer.step()
         average.update(step)
         progress.log(step, distance=distance.detach(), data=data.detach())

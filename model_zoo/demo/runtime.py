@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,6 +102,15 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def clip_gradients_(parameters: Iterable[nn.Parameter], limit: float = 1.0) -> None:
+    """Clip the gradients' norm; a step that is not finite counts as no step."""
+    trained = list(parameters)
+    torch.nn.utils.clip_grad_norm_(trained, limit)
+    for parameter in trained:
+        if parameter.grad is not None:
+            torch.nan_to_num_(parameter.grad, 0.0, 0.0, 0.0)
 
 
 class Average:
