@@ -107,16 +107,18 @@ class ModelEntry:
             return Path(self.source)
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(self.source, self._files[0][0], cache_dir=_hub_cache())
-        return Path(found).parent if isinstance(found, str) else None
+        index = try_to_load_from_cache(self.source, self._files[0][0], cache_dir=_hub_cache())
+        return Path(index).parent if isinstance(index, str) else None
 
     def missing(self) -> list[str]:
-        """Files that are needed and not here."""
+        """Files that are needed and not here; of a model never fetched, the first."""
         folder = self.folder()
+        if folder is None:
+            return [self._files[0][0]]
         return [
             " or ".join(names)
             for names in self._files
-            if folder is None or not any((folder / name).is_file() for name in names)
+            if not any((folder / name).is_file() for name in names)
         ]
 
     def available(self) -> bool:
@@ -126,16 +128,19 @@ class ModelEntry:
     def how_to_get(self) -> str:
         """What is missing and the command that fetches it, with size and licence; one line."""
         if self.is_folder:
-            missing = ", ".join(self.missing()) or "nothing"
-            return f"{missing} is missing from the folder {self.source}."
+            if not Path(self.source).is_dir():
+                return f"The folder {self.source} is not here."
+            lacking = ", ".join(self.missing()) or "nothing"
+            return f"{lacking} is missing from the folder {self.source}."
         facts = []
         if self.download_bytes:
             facts.append(f"{self.download_bytes / 1e9:.2g} GB")
         facts.append(f"licence {self.licence or 'on its page'}")
         text = f"Get it with: {self._command} ({', '.join(facts)})."
         folder = self.folder()
-        if folder is not None and (missing := self.missing()):
-            text = f"{', '.join(missing)} is missing from {folder}. {text}"
+        if missing := self.missing():
+            where = folder or f"the cache {_hub_cache()}"
+            text = f"{', '.join(missing)} is missing from {where}. {text}"
         return text
 
     def fetch(self) -> Path:
@@ -177,7 +182,7 @@ class ModelEntry:
     @property
     def variants(self) -> tuple[Variant, ...]:
         """All three kinds, each with its file where that is here."""
-        found = []
+        found: list[Variant] = []
         for kind, title in VARIANTS.items():
             path = self.variant_path(kind)
             here = path.is_file()
