@@ -1,0 +1,98 @@
+"""Controls that both tasks have: model, backends to compare, structure, untrained weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from app.cards import duration
+from app.context import Context
+from app.engine import BACKENDS, BackendId, BackendInfo, BackendStatus
+from model_zoo.registry import ModelEntry
+
+
+def model_choices(context: Context, task: str) -> list[tuple[str, str]]:
+    return [(entry.title, entry.id) for entry in context.models.for_task(task)]
+
+
+def variant_choices(entry: ModelEntry) -> list[tuple[str, str]]:
+    return [(f"{v.title} · {v.summary}" if v.summary else v.title, v.id) for v in entry.variants]
+
+
+def default_variant(entry: ModelEntry) -> str:
+    ids = [variant.id for variant in entry.variants]
+    return "blast" if "blast" in ids or not ids else ids[0]
+
+
+def hint(info: BackendInfo, status: BackendStatus | None) -> str | None:
+    """The small line under a backend: why it is grey, or what its first run costs."""
+    if status is None:
+        return None
+    if not status.available:
+        return status.reason.split(". ")[0]
+    if info.compiles and status.compile_s:
+        return f"first run compiles, about {duration(status.compile_s)}"
+    return None
+
+
+def compare_boxes(status: Sequence[BackendStatus], ticked: Sequence[str]) -> list[gr.Checkbox]:
+    """One box a backend, in the colour it has everywhere; greyed where it cannot run."""
+    known = {entry.id: entry for entry in status}
+    boxes = []
+    for info in BACKENDS:
+        entry = known.get(info.id)
+        available = entry is None or entry.available
+        boxes.append(
+            gr.Checkbox(
+                label=info.title,
+                info=hint(info, entry),
+                value=info.id in ticked and available,
+                interactive=available,
+                container=False,
+                elem_id=None,
+                elem_classes=["backend-box", f"box-{info.id}"],
+            )
+        )
+    return boxes
+
+
+def box_updates(
+    status: Sequence[BackendStatus], ticks: Sequence[bool], default: Sequence[str]
+) -> list[Any]:
+    """What changes on the boxes when the model or the machine turns out otherwise.
+
+    Ticks stay where their backend can run; where none is left, the default ones are ticked.
+    """
+    known = {entry.id: entry for entry in status}
+    can = [info.id not in known or known[info.id].available for info in BACKENDS]
+    kept = [bool(ticked) and able for ticked, able in zip(ticks, can, strict=True)]
+    if not any(kept):
+        kept = [info.id in default and able for info, able in zip(BACKENDS, can, strict=True)]
+    return [
+        gr.Checkbox(value=value, interactive=able, info=hint(info, known.get(info.id)) or "")
+        for info, value, able in zip(BACKENDS, kept, can, strict=True)
+    ]
+
+
+def ticked_ids(ticks: Sequence[bool]) -> list[BackendId]:
+    return [info.id for info, ticked in zip(BACKENDS, ticks, strict=True) if ticked]
+
+
+def can_waive(entry: ModelEntry) -> bool:
+    """Whether a model without its weights can run with untrained ones, for timing."""
+    return bool(entry.untrained) and not entry.available()
+
+
+def missing_note(entry: ModelEntry) -> str:
+    """How to get weights that are not here; empty for those that are."""
+    if entry.available():
+        return ""
+    return f'<p class="missing">{escape(entry.how_to_get())}</p>'
+
+
+def card_updates(ticks: Sequence[bool]) -> list[Any]:
+    """Cards of the ticked backends are shown."""
+    return [gr.Column(visible=bool(ticked)) for ticked in ticks]
