@@ -181,6 +181,7 @@ class Engine:
             limits=self._limits,
             why_not=lambda backend: self._why_not(job, backend),
             compiled=lambda backend, seconds: self._remember(job.model, backend, seconds),
+            expected=lambda backend: self._compile_s.get((job.model, backend)),
         )
         self._drivers.add(driver)
         driver.start()

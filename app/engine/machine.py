@@ -125,7 +125,14 @@ def _find_cxx(chosen: str | None, path: str) -> str | None:
 
 
 def _has_python_headers() -> bool:
-    return (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
+    # The scheme that inductor and Triton ask for; a distribution's default may be another.
+    include = sysconfig.get_path("include", scheme=f"{os.name}_prefix")
+    return (Path(include) / "Python.h").exists()
+
+
+def _find_cc() -> str | None:
+    """The C compiler with which Triton builds its launchers: $CC, gcc or clang."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 
 
 def why_no_compile(device: str) -> str:
@@ -135,6 +142,8 @@ def why_no_compile(device: str) -> str:
             return "no C++ compiler found"
     elif importlib.util.find_spec("triton") is None:
         return "triton is not installed"
+    elif _find_cc() is None:
+        return "no C compiler found"
     if sys.platform != "win32" and not _has_python_headers():
         return "Python's C headers are not installed (python3-dev)"
     return ""

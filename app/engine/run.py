@@ -57,6 +57,7 @@ class Driver:
         limits: how long workers may be silent.
         why_not: why a backend cannot run here, or an empty text.
         compiled: is told how long a backend compiled.
+        expected: how long a backend will compile, by what was seen here, or `None`.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Driver:
         limits: Limits,
         why_not: Callable[[str], str],
         compiled: Callable[[str, float], None],
+        expected: Callable[[str], float | None],
     ) -> None:
         self.events: queue.Queue[ev.Event | None] = queue.Queue()
         self._job = job
@@ -78,6 +80,7 @@ class Driver:
         self._limits = limits
         self._why_not = why_not
         self._compiled = compiled
+        self._expected = expected
         self._stop = threading.Event()
         self._asked = time.perf_counter()
         self._thread = threading.Thread(target=self._main, name="run", daemon=True)
@@ -88,6 +91,11 @@ class Driver:
 
     def stop(self) -> None:
         self._stop.set()
+
+    def _prepare(self, name: str, backend: str, fields: dict[str, Any]) -> None:
+        if name == "compiling" and (seen := self._expected(backend)) is not None:
+            fields = {"expected_s": seen}
+        self._emit(_EVENTS[name], backend, **fields)
 
     def _emit(self, kind: type[ev.Event], backend: str, **fields: Any) -> None:
         self.events.put(kind(backend=backend, t=time.perf_counter() - self._asked, **fields))
@@ -123,17 +131,24 @@ class Driver:
             self._emit(ev.Failed, backend, message=reason)
             return True
         worker = None
-        try:
-            worker = self._pool.take(spec, keep=later)
-            return self._follow(backend, worker)
-        except Exception as error:
+        while True:
+            try:
+                worker = self._pool.take(spec, keep=later)
+                return self._follow(backend, worker)
+            except Exception as error:
+                message = str(error) or type(error).__name__
             if worker is not None:
                 self._pool.discard(worker)
             if self._stop.is_set():
                 self._emit(ev.Stopped, backend)
                 return False
-            self._emit(ev.Failed, backend, message=str(error) or type(error).__name__)
-            return True
+            # Memory may be short only because others are kept warm: try once more without them.
+            others = self._pool.workers() if message.startswith("out of memory") else []
+            if not others:
+                self._emit(ev.Failed, backend, message=message)
+                return True
+            for other in others:
+                self._pool.discard(other)
 
     def _follow(self, backend: str, worker: Worker) -> bool:
         if not worker.loaded:
@@ -166,7 +181,7 @@ class Driver:
                 if sender == warm_up and name == channel.FAILED:
                     raise WorkerDiedError(fields["message"])
                 if sender == warm_up and name in _PREPARATION:
-                    self._emit(_EVENTS[name], backend, **fields)
+                    self._prepare(name, backend, fields)
                 continue
             if name == "step":
                 last_step_s = fields["seconds"]
@@ -179,7 +194,9 @@ class Driver:
             if name == channel.FAILED:
                 # After an error the memory of a process is in an unknown state: start anew.
                 raise WorkerDiedError(fields["message"])
-            if name in _EVENTS:
+            if name in _PREPARATION:
+                self._prepare(name, backend, fields)
+            elif name in _EVENTS:
                 self._emit(_EVENTS[name], backend, **fields)
             if name == channel.RESULT:
                 return True

@@ -35,9 +35,8 @@ class ClassifySession(Session):
     def _batch(self, job: ClassifyJob) -> Tensor:
         """The picture as the model wants it, (batch, 3, height, width) on the device."""
         with Image.open(io.BytesIO(job.image), formats=["PNG"]) as image:
-            picture = self._vit.preprocess(image.convert("RGB"))
-        batch = picture.to(self.device, self.dtype).expand(job.batch, *picture.shape[-3:])
-        return batch.contiguous()
+            pixels = self._vit.pixels([image])
+        return pixels.repeat(job.batch, 1, 1, 1)
 
     def _forward(self, batch: Tensor) -> Tensor:
         if self.compiles and self.kind == "cuda":
@@ -50,6 +49,8 @@ class ClassifySession(Session):
         return lambda: self._forward(batch)
 
     def timed(self, job: ClassifyJob, report: Report, check: Check) -> dict[str, Any]:
+        from model_zoo.vit import top_classes
+
         batch, preprocess_s, _ = self.clock.time(lambda: self._batch(job))
         seconds: list[float] = []
         wall_s = 0.0
@@ -68,7 +69,7 @@ class ClassifySession(Session):
                     memory_mib=self.step_memory_mib(),
                 )
         assert logits is not None
-        top = self._top(logits[0], job.top)
+        (top,) = top_classes(logits[:1], self._vit.labels, job.top)
         return {
             "images": None,
             "top": top,
@@ -84,12 +85,3 @@ class ClassifySession(Session):
                 "top": top,
             },
         }
-
-    def _top(self, logits: Tensor, count: int) -> list[tuple[int, str, float]]:
-        probabilities = logits.float().softmax(-1).cpu()
-        values, classes = probabilities.topk(min(count, probabilities.numel()))
-        labels = self._vit.labels
-        return [
-            (class_id, labels.get(class_id, f"class {class_id}"), value)
-            for class_id, value in zip(classes.tolist(), values.tolist(), strict=True)
-        ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -14,6 +14,9 @@ from app.engine.jobs import GenerateJob
 from app.engine.worker.measure import spread_ms, steady, tensor_bytes
 from app.engine.worker.models import open_dit
 from app.engine.worker.session import Check, Report, Session
+
+if TYPE_CHECKING:
+    from model_zoo.dit import Denoiser
 
 
 class GenerateSession(Session):
@@ -27,9 +30,13 @@ class GenerateSession(Session):
         return self._dit.transformer
 
     def shape(self, job: GenerateJob) -> tuple[Any, ...]:
-        return (job.images, job.guidance == 1)
+        return (self._batch(job),)
 
-    def _denoiser(self, job: GenerateJob) -> Any:
+    def _batch(self, job: GenerateJob) -> int:
+        """How many latents a forward takes: with guidance each picture's twice."""
+        return job.images * (1 if job.guidance == 1 else 2)
+
+    def _denoiser(self, job: GenerateJob) -> Denoiser:
         from model_zoo.dit import Denoiser
 
         return Denoiser(
@@ -47,7 +54,7 @@ class GenerateSession(Session):
 
         return step
 
-    def _step(self, denoiser: Any) -> None:
+    def _step(self, denoiser: Denoiser) -> None:
         if self.compiles and self.kind == "cuda":
             torch.compiler.cudagraph_mark_step_begin()
         denoiser.step()
@@ -63,7 +70,9 @@ class GenerateSession(Session):
         seconds: list[float] = []
         wall_s = 0.0
         with steady():
-            for index in range(1, job.steps + 1):
+            # Some schedules take a few steps more than were asked for.
+            total = denoiser.total
+            for index in range(1, total + 1):
                 check()
                 _, step_s, step_wall_s = self.clock.time(lambda: self._step(denoiser))
                 seconds.append(step_s)
@@ -71,24 +80,23 @@ class GenerateSession(Session):
                 report(
                     "step",
                     index=index,
-                    total=job.steps,
+                    total=total,
                     seconds=step_s,
                     memory_mib=self.step_memory_mib(),
                 )
-                if job.preview_every and index % job.preview_every == 0 and index < job.steps:
+                if job.preview_every and index % job.preview_every == 0 and index < total:
                     pictures = [_png(image) for image in self._pictures(denoiser.latents)]
                     report("preview", images=pictures, step=index)
         check()
         report("decoding")
         images, decode_s, decode_wall_s = self.clock.time(lambda: self._pictures(denoiser.latents))
         wall_s += decode_wall_s
-        latents = denoiser.latents
         return {
             "images": [_png(image) for image in images],
             "top": None,
             "report": {
-                "shape": self._shape_words(job, tuple(latents.shape)),
-                "steps": job.steps,
+                "shape": self._shape_words(job, denoiser),
+                "steps": total,
                 "seed": job.seed,
                 "guidance": job.guidance,
                 "class_id": job.class_id,
@@ -103,13 +111,12 @@ class GenerateSession(Session):
 
         return decode(self._dit, latents)
 
-    def _shape_words(self, job: GenerateJob, latents: tuple[int, ...]) -> dict[str, Any]:
-        patch = self._dit.transformer.config.patch_size
+    def _shape_words(self, job: GenerateJob, denoiser: Denoiser) -> dict[str, Any]:
         return {
             "images": job.images,
-            "batch": job.images * (1 if job.guidance == 1 else 2),
-            "tokens": (latents[-2] // patch) * (latents[-1] // patch),
-            "latents": list(latents),
+            "batch": self._batch(job),
+            "tokens": self._dit.tokens,
+            "latents": list(denoiser.latents.shape),
         }
 
 

@@ -18,8 +18,6 @@ from torch import nn
 
 T = TypeVar("T")
 MIB = 2**20
-_SMAPS = Path("/proc/self/smaps_rollup")
-_LIVE_EVERY_S = 0.1
 
 
 class Clock(Protocol):
@@ -58,34 +56,25 @@ class CudaClock:
 
 
 class CpuMemory:
-    """Memory of a CPU worker: its own share of the machine's memory, above its baseline.
+    """Memory of a CPU worker: resident memory above its baseline, before the model was loaded.
 
-    The share is PSS where the kernel tells it, else RSS. Activations are the tensor bytes that
-    torch's CPU allocator handed out during one step, counted in a pass of its own because a
-    process does not give freed memory back at once.
+    PSS would not do: a worker's share of the libraries falls when another worker starts, so the
+    difference to the baseline can even be negative. Activations are the tensor bytes that torch's
+    CPU allocator handed out during one step, counted in a pass of its own because a process does
+    not give freed memory back at once.
     """
 
     def __init__(self) -> None:
-        self.kind = "PSS" if _share_bytes() is not None else "RSS"
+        # What the profiler itself takes, once, belongs to the baseline.
+        cpu_peak_bytes(lambda: torch.zeros(1))
         gc.collect()
-        self._baseline = self._now()
-        self._last = 0.0
-        self._at = 0.0
+        self._process = psutil.Process()
+        self._baseline = self._process.memory_info().rss
         self._activations: dict[Any, int] = {}
 
-    def _now(self) -> int:
-        share = _share_bytes()
-        return psutil.Process().memory_info().rss if share is None else share
-
-    def process_mib(self) -> float:
-        return (self._now() - self._baseline) / MIB
-
     def live_mib(self) -> float:
-        """For the chart: read at most every 0.1 s, since reading takes 10 ms."""
-        now = time.monotonic()
-        if now - self._at > _LIVE_EVERY_S:
-            self._last, self._at = self.process_mib(), now
-        return self._last
+        """Resident memory above the baseline, now."""
+        return (self._process.memory_info().rss - self._baseline) / MIB
 
     def learn(self, shape: Any, step: Callable[[], object]) -> None:
         """Count the activations of one step of this shape, outside every timed region."""
@@ -102,7 +91,7 @@ class CpuMemory:
             "activations": activations / MIB,
             "peak": (weights + decoder + activations) / MIB,
             "cache": None,
-            "process": self.process_mib(),
+            "process": self.live_mib(),
         }
 
     def labels(self) -> dict[str, str]:
@@ -113,7 +102,8 @@ class CpuMemory:
             "allocator, in a separate pass",
             "peak": "weights + decoder + activations",
             "cache": "not kept apart on a CPU",
-            "process": f"{self.kind} of the worker above what it had before the model was loaded",
+            "process": "resident memory of the worker above what it had before the model was "
+            "loaded",
         }
 
 
@@ -157,7 +147,7 @@ class CudaMemory:
             "activations": (peak - weights - decoder) / MIB,
             "peak": peak / MIB,
             "cache": (reserved - torch.cuda.memory_allocated(self._device)) / MIB,
-            "process": _gpu_process_mib(self._device),
+            "process": reserved / MIB if self._driver_mib() is None else self._driver_mib(),
         }
 
     def labels(self) -> dict[str, str]:
@@ -168,19 +158,13 @@ class CudaMemory:
             "peak": "most bytes allocated at once during the steps, or while their CUDA graph was "
             "recorded",
             "cache": "reserved by torch's allocator beyond what is allocated, CUDA graphs included",
-            "process": "GPU memory of the worker process as the driver counts it",
+            "process": "reserved by torch's allocator; the driver does not tell more"
+            if self._driver_mib() is None
+            else "GPU memory of the worker process as the driver counts it",
         }
 
-
-def _share_bytes() -> int | None:
-    """Proportional set size of this process, `None` where the kernel does not tell."""
-    try:
-        for line in _SMAPS.read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        return None
-    return None
+    def _driver_mib(self) -> float | None:
+        return _gpu_process_mib(self._device)
 
 
 def _gpu_process_mib(device: torch.device) -> float | None:
