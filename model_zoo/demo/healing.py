@@ -7,6 +7,7 @@ variant needs to store nothing but its factors.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +25,11 @@ from model_zoo.demo.runtime import (
     Run,
     clip_gradients_,
     cosine,
-    load_tensors,
     save_tensors,
     say,
     set_rate,
 )
-from model_zoo.demo.variants import variant_file
+from model_zoo.demo.variants import BLOCKS, load_variant_, variant_file
 from model_zoo.demo.weights import (
     VIT_FILE,
     load_autoencoder,
@@ -44,50 +44,54 @@ DATA_WEIGHT = 0.25
 """Weight of the plain training loss beside the distance to the dense model."""
 
 
-def factorize_model(model: nn.Module, rules: list[Rule], name: str) -> ConversionReport:
-    """Convert `model` in place and leave only its factors trainable."""
-    report = convert_(model, rules, backend=Backend.TORCH)
-    for line in str(report).splitlines():
-        say(name, line)
-    model.requires_grad_(False)
-    for layer in converted_layers(model).values():
-        for factor, parameter in layer.named_parameters(recurse=False):
-            parameter.requires_grad_(factor != "bias")
-    return report
+def student_(
+    run: Run, model: nn.Module, rules: list[Rule], name: str, path: Path
+) -> ConversionReport | None:
+    """Convert `model` in place and leave only its factors trainable.
 
-
-def converted_layers(model: nn.Module) -> dict[str, BLRLinear]:
-    """The BLR layers of a model by name."""
-    return {name: m for name, m in model.named_modules() if isinstance(m, BLRLinear)}
-
-
-def _save(run: Run, model: str, kind: str, average: Average, report: ConversionReport) -> None:
-    metadata = {"kind": kind, "report": json.dumps(report.to_dict())}
-    save_tensors(run.out / variant_file(model, kind), average.state(), metadata)
-
-
-def _resume(run: Run, model: str, kind: str, student: nn.Module) -> None:
-    path = run.out / variant_file(model, kind)
+    The factors are written to `path` at once; with `resume` they are read from there instead.
+    -> the report of the conversion, or None when the stage's time is up and nothing is left to do.
+    """
     if run.resume and path.exists():
-        student.load_state_dict(load_tensors(path)[0], strict=False)
-        say(f"{model}-{kind}", "resumed")
+        report = load_variant_(model, path)
+        say(name, "resumed")
+    else:
+        report = convert_(model, rules, backend=Backend.TORCH)
+        for line in str(report).splitlines():
+            say(name, line)
+    model.requires_grad_(False)
+    for layer in model.modules():
+        if isinstance(layer, BLRLinear):
+            for factor in layer.factor_names:
+                getattr(layer, factor).requires_grad_(True)
+    say(name, f"ready at {run.elapsed():.1f}s")
+    if not path.exists():
+        save_factors(path, Average(model, 0.0), report)
+    return report if run.elapsed() < run.seconds else None
+
+
+def save_factors(path: Path, average: Average, report: ConversionReport) -> None:
+    """Write the averaged factors and the report of their conversion."""
+    save_tensors(path, average.state(), {"report": json.dumps(report.to_dict())})
 
 
 def heal_dit(run: Run, kind: str) -> None:
     """Factorize the DiT to one kind of structure and distil it from the dense one."""
     name = f"dit-{kind}"
     seed_everything(SEED)
+    teacher = load_transformer(run.out, run.device)
+    student = load_transformer(run.out, run.device)
+    fuse_qkv_(student)
+    path = run.out / variant_file("dit", kind)
+    rules = dit_rules(kind, layers="all", blocks=BLOCKS[kind])
+    report = student_(run, student, rules, name, path)
+    if report is None:
+        return
     icons = load_training(run.data, device=run.device)
     latents = encode_views(
         load_autoencoder(run.out, run.device), icons, 48 if run.on_gpu else 1, run
     )
     batches = NoisyBatches(latents, icons.classes)
-    teacher = load_transformer(run.out, run.device)
-    student = load_transformer(run.out, run.device)
-    fuse_qkv_(student)
-    report = factorize_model(student, dit_rules(kind), name)
-    _resume(run, "dit", kind, student)
-    say(name, f"factorized at {run.elapsed():.1f}s")
     run.compile_(*teacher.transformer_blocks, *student.transformer_blocks)
     batch = run.batch_size(512)
     average = Average(student, 0.999)
@@ -110,7 +114,7 @@ def heal_dit(run: Run, kind: str) -> None:
         optimizer.step()
         average.update(step)
         progress.log(step, distance=distance.detach(), data=data.detach())
-    _save(run, "dit", kind, average, report)
+    save_factors(path, average, report)
     say(name, f"saved at {run.elapsed():.1f}s")
 
 
@@ -118,12 +122,14 @@ def heal_vit(run: Run, kind: str) -> None:
     """Factorize the ViT to one kind of structure and distil it from the dense one."""
     name = f"vit-{kind}"
     seed_everything(SEED)
-    icons = load_training(run.data, device=run.device)
     teacher = load_vit(run.out / VIT_FILE, run.device)
     student = load_vit(run.out / VIT_FILE, run.device)
-    report = factorize_model(student, vit_rules(kind), name)
-    _resume(run, "vit", kind, student)
-    say(name, f"factorized at {run.elapsed():.1f}s")
+    path = run.out / variant_file("vit", kind)
+    rules = vit_rules(kind, layers="all", blocks=BLOCKS[kind])
+    report = student_(run, student, rules, name, path)
+    if report is None:
+        return
+    icons = load_training(run.data, device=run.device)
     run.compile_(*teacher.blocks, *student.blocks)
     batch = run.batch_size(1024)
     average = Average(student, 0.999)
@@ -148,7 +154,7 @@ def heal_vit(run: Run, kind: str) -> None:
         optimizer.step()
         average.update(step)
         progress.log(step, distance=distance.detach(), data=data.detach())
-    _save(run, "vit", kind, average, report)
+    save_factors(path, average, report)
     say(name, f"saved at {run.elapsed():.1f}s")
     if run.on_gpu:
         average.swap()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from model_zoo.demo.names import CLASSES, IMAGE_SIZE, TRAINING_DESIGNERS
+from model_zoo.demo.names import CLASSES, IMAGE_SIZE, TRAINING_DESIGNERS, label
 
 # Names that hold these words are people, flags, letters, signs or clocks: no good company for
 # pictures of things.
@@ -66,16 +66,14 @@ def fetch(folder: Path, designers: Iterable[str]) -> Path:
     return folder / "node_modules"
 
 
-def draw(svg: str) -> Image.Image:
-    """Draw an SVG document -> RGBA, IMAGE_SIZE pixels square, transparent around the icon."""
+def draw(svg: str, size: int = IMAGE_SIZE) -> Image.Image:
+    """Draw an SVG document -> RGBA, `size` pixels square, transparent around the icon."""
     import resvg_py
 
-    png = resvg_py.svg_to_bytes(
-        svg_string=svg, width=IMAGE_SIZE, height=IMAGE_SIZE, skip_system_fonts=True
-    )
+    png = resvg_py.svg_to_bytes(svg_string=svg, width=size, height=size, skip_system_fonts=True)
     icon = Image.open(io.BytesIO(bytes(png))).convert("RGBA")
-    picture = Image.new("RGBA", (IMAGE_SIZE, IMAGE_SIZE))
-    picture.paste(icon, ((IMAGE_SIZE - icon.width) // 2, (IMAGE_SIZE - icon.height) // 2))
+    picture = Image.new("RGBA", (size, size))
+    picture.paste(icon, ((size - icon.width) // 2, (size - icon.height) // 2))
     return picture
 
 
@@ -116,3 +114,26 @@ def build_training_pack(node_modules: Path, path: Path) -> int:
     sets = [IconSet.load(node_modules, designer) for designer in TRAINING_DESIGNERS]
     names = [*CLASSES, *auxiliary_names(sets)]
     return write_pack(path, ((icons, name) for name in names for icons in sets))
+
+
+# Only designers whose licence asks for no credit beside each picture (Apache-2.0, MIT).
+EXAMPLES: tuple[tuple[str, str], ...] = (
+    ("noto", "fox"),
+    ("fluent-emoji", "hamburger"),
+    ("fluent-emoji-flat", "rocket"),
+    ("noto-v1", "castle"),
+    ("noto", "guitar"),
+    ("fluent-emoji", "owl"),
+)
+"""The example pictures for classifying: designer and name."""
+
+
+def write_examples(node_modules: Path, folder: Path) -> None:
+    """Draw the example pictures, 256 pixels square, each a little smaller than its page."""
+    size, inner = 256, 208
+    folder.mkdir(parents=True, exist_ok=True)
+    for designer, name in EXAMPLES:
+        icon = draw(IconSet.load(node_modules, designer).svg(name), inner)
+        page = Image.new("RGB", (size, size), "white")
+        page.paste(icon, ((size - inner) // 2,) * 2, icon)
+        page.save(folder / f"{label(name).replace(' ', '-')}.png", optimize=True)

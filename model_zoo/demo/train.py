@@ -23,6 +23,7 @@ def _icons(run: Run, options: argparse.Namespace) -> None:
     modules = options.node_modules or icons.fetch(run.data / "npm", designers)
     trained = icons.build_training_pack(modules, run.data / dataset.TRAINING_FILE)
     tested = testset.build_test_pack(modules, run.data / testset.TEST_FILE)
+    icons.write_examples(modules, options.assets / "examples")
     say("icons", f"{trained} pictures to train on, {tested} to test with")
 
 
@@ -65,9 +66,9 @@ def _evaluate(run: Run, options: argparse.Namespace) -> None:
 
 
 def _package(run: Run, options: argparse.Namespace) -> None:
-    from model_zoo.demo import package
+    from model_zoo.demo import bundle
 
-    package.package(run.out, options.assets)
+    bundle.write_assets(run.out, options.assets)
 
 
 STAGES: dict[str, Callable[[Run, argparse.Namespace], None]] = {
@@ -99,7 +100,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--holdout", help="vit: measure on this training designer, left out")
     p.add_argument("--judge", type=Path, help="dit: ViT weights that judge the samples")
     p.add_argument("--node-modules", type=Path, help="icons: npm packages fetched earlier")
-    p.add_argument("--assets", type=Path, default=Path("assets"), help="package: where to write")
+    p.add_argument(
+        "--assets", type=Path, default=Path("assets"), help="icons, package: where to write"
+    )
     return p
 
 

@@ -103,7 +103,7 @@ def write_variants(out: Path, folder: Path, model: str) -> None:
         )
 
 
-def package(out: Path, assets: Path) -> int:
+def write_assets(out: Path, assets: Path) -> int:
     """Write everything below `assets`/demo; -> its bytes. ValueError if that is too much."""
     folder = assets / "demo"
     write_dit(out, folder / "dit")
