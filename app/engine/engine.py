@@ -6,6 +6,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
@@ -98,6 +99,8 @@ class Engine:
         self._offline = offline
         self._limits = limits or Limits()
         self._worker_main = worker_main
+        # The kernel ends workers with the thread that started them: so with one that stays.
+        self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
         self._line = DeviceLine()
         self._pool = WorkerPool(self._start, max_models)
         self._compile_s: dict[tuple[str, str], float] = {}
@@ -198,6 +201,7 @@ class Engine:
         self.stop()
         self._warmer.close()
         self._pool.close()
+        self._spawner.shutdown(wait=False)
 
     def __enter__(self) -> Self:
         return self
@@ -221,7 +225,7 @@ class Engine:
 
     def _start(self, spec: WorkerSpec | None) -> Worker:
         env = machine.worker_env(self.device, self._threads, offline=self._offline)
-        return Worker(spec, self._worker_main, env)
+        return self._spawner.submit(Worker, spec, self._worker_main, env).result()
 
     def _ask_device(self) -> None:
         worker = self._start(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import signal
@@ -23,6 +24,8 @@ from app.engine.channel import (
     write_message,
 )
 from app.engine.spec import WorkerSpec
+
+_PR_SET_PDEATHSIG = 1
 
 
 class StopRequestedError(Exception):
@@ -88,6 +91,16 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return commands, reports
 
 
+def _die_with_parent() -> None:
+    """Where the kernel offers it, be killed when the engine dies, also while frozen by it."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        end()
+
+
 def one_line(error: BaseException) -> str:
     """What went wrong, in one line for a person."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
@@ -101,6 +114,7 @@ def one_line(error: BaseException) -> str:
 
 def main() -> None:
     """Serve commands until the engine closes the pipe."""
+    _die_with_parent()
     commands, reports = _take_pipes()
     inbox, report = Inbox(commands), Outbox(reports)
     _, _, spec = inbox.next()
