@@ -6,7 +6,6 @@ import enum
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
@@ -59,7 +58,7 @@ def triton_available() -> tuple[bool, str]:
     if _INTERPRETED:
         return True, "interpreted on the CPU (TRITON_INTERPRET=1)"
     if not torch.cuda.is_available():
-        return False, "needs an NVIDIA GPU; on a CPU only with TRITON_INTERPRET=1 set before import"
+        return False, "needs an NVIDIA GPU"
     return True, "CUDA device found"
 
 
@@ -144,14 +143,10 @@ def explain(
     if runs_on_triton(backend, device, dtype):
         why = "asked for" if backend is Backend.TRITON else "the fastest on this device"
         not_torch = "Backend.TRITON was asked for" if backend is Backend.TRITON else "slower here"
-        return Explanation(
-            Backend.TRITON, f"{layer}: {why}", MappingProxyType({Backend.TORCH: not_torch})
-        )
+        return Explanation(Backend.TRITON, f"{layer}: {why}", {Backend.TORCH: not_torch})
     if backend is Backend.TORCH:
         reason, not_triton = "asked for", "Backend.TORCH was asked for"
     else:
         not_triton = why_not_triton(device, dtype) or why_not_auto(device, dtype)
         reason = not_triton
-    return Explanation(
-        Backend.TORCH, f"{layer}: {reason}", MappingProxyType({Backend.TRITON: not_triton})
-    )
+    return Explanation(Backend.TORCH, f"{layer}: {reason}", {Backend.TRITON: not_triton})

@@ -47,7 +47,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_shared_memory_within_the_targets_limit(
     compiled: list[dict[str, Any]], target: int
 ) -> None:
-    """C14: T4 (75), A100 (80), A40 (86), Orin (87), L4 (89), H200 (90), B200 (100), RTX 50 (120)."""
+    """C14: T4 75, A100 80, A40 86, Orin 87, L4 89, H200 90, B200 100, consumer Blackwell 120."""
     rows = [row for row in compiled if row["target"] == target]
     assert len(rows) >= 10
     over = [(row["what"], row["shared"]) for row in rows if row["shared"] > row["limit"]]
