@@ -229,7 +229,7 @@ def models() -> list[ModelEntry]:
             task="generate",
             source="facebook/DiT-XL-2-256",
             licence="CC-BY-NC-4.0",
-            download_bytes=3_040_000_000,
+            download_bytes=3_334_000_000,
             untrained="dit-xl-2-256",
         ),
         ModelEntry(
@@ -238,7 +238,7 @@ def models() -> list[ModelEntry]:
             task="generate",
             source="facebook/DiT-XL-2-512",
             licence="CC-BY-NC-4.0",
-            download_bytes=3_040_000_000,
+            download_bytes=3_334_000_000,
             untrained="dit-xl-2-512",
         ),
         ModelEntry(
