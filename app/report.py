@@ -44,11 +44,15 @@ def build(
 
     Args:
         results: the `report` of each `Result` event, of one job.
-        images: the PNGs of each backend, from which differences to dense are computed.
+        images: the PNGs of each backend, from which differences to dense are computed; those of
+            untrained weights mean nothing and are left out.
         failures: why a backend gave no result, by backend.
 
     Returns:
-        A dict that `json.dumps` takes as it is; see README for its keys.
+        A dict that `json.dumps` takes as it is. `backends` holds the results; `ratios` has for
+        each backend `speedup`, `memory_weights`, `memory_peak`, `memory_process`,
+        `compile_pays_after` and, where there are pictures, `picture`; `verdict` says it in
+        words.
 
     Raises:
         ValueError: if the results belong to different jobs or a backend comes twice.
@@ -75,7 +79,7 @@ def build(
     if dense is not None:
         for backend in order:
             report["ratios"][backend] = _ratios(dense, by_backend[backend])
-            pictures = images or {}
+            pictures = {} if report["untrained"] else images or {}
             if pictures.get(BASE) and pictures.get(backend):
                 difference = picture_difference(pictures[BASE], pictures[backend])
                 report["ratios"][backend]["picture"] = difference

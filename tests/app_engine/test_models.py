@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -238,6 +241,31 @@ def test_headless_run_writes_the_report(
     assert '"schema": "blr-lab/report"' in path.read_text()
     assert "Dense" in capsys.readouterr().out
     assert headless.main(["--model", "nonsense", "--backends", "dense"]) == 2
+
+
+def test_with_an_empty_path_dense_runs_and_the_engines_process_stays_light(
+    vit_folder: Path, tmp_path: Path
+) -> None:
+    """C11: the compiled backend is refused with its reason, the eager one runs."""
+    image = tmp_path / "picture.png"
+    picture().save(image)
+    code = f"""
+import sys
+from pathlib import Path
+from app.engine import ClassifyJob, Engine, Failed, Result
+job = ClassifyJob({str(vit_folder)!r}, image=Path({str(image)!r}).read_bytes(), repeats=2)
+with Engine(threads=1) as engine:
+    events = list(engine.run(job, ["dense", "compiled"]))
+assert [e.message for e in events if isinstance(e, Failed)] == ["no C++ compiler found"], events
+assert [e.backend for e in events if isinstance(e, Result)] == ["dense"], events
+heavy = {{"torch", "torchvision", "diffusers", "timm", "gradio", "triton"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "CXX"} | {"PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
