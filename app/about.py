@@ -12,7 +12,7 @@ import gradio as gr
 
 from app.cards import parameter_count
 from app.context import Context, refusal
-from app.controls import default_variant, variant_choices
+from app.controls import default_variant, variant_choices, variant_title
 from app.engine import BACKENDS
 from blr_kernels.structures import structure_from_dict
 from model_zoo.headers import read_config
@@ -88,7 +88,7 @@ def model_text(entry: ModelEntry, variant_id: str) -> str:
         except (OSError, ValueError) as error:
             empty = str(error)
     if variant is not None:
-        rows.append(("Variant", f"{variant.title}. {variant.summary}".rstrip(". ")))
+        rows.append(("Variant", variant_title(variant)))
     title = f'<h3 class="section">{escape(entry.title)}</h3>'
     table = grid(
         ("layer", "in → out", "structure", "dense", "BLR", "saved", "relative error"),
@@ -171,7 +171,7 @@ def machine(context: Context, info: dict[str, Any]) -> str:
     rows = [
         ("Device", f"{info.get('name') or info.get('device')} ({info.get('device')})"),
         ("Memory", memory),
-        ("System", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
+        ("System", f"{platform.system()} {platform.release()}, {platform.machine()}"),
     ]
     rows += [(name, str(version)) for name, version in (info.get("versions") or {}).items()]
     rows.append(("gradio", gr.__version__))

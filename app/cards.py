@@ -24,12 +24,18 @@ def duration(seconds: float | None) -> str:
     return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
 
 
-def milliseconds(value: float | None, unit: bool = True) -> str:
+def milliseconds(value: float | None) -> str:
     """Three significant digits, at most two decimals: "5.92 ms", "85.1 ms", "1,230 ms"."""
     if value is None:
         return DASH
     digits = 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:,.{digits}f}" + (" ms" if unit else "")
+    return f"{value:,.{digits}f} ms"
+
+
+def spread(low: float, high: float, unit: bool = True) -> str:
+    """A range of milliseconds, both ends with as many decimals as the larger: "36.7–45.5 ms"."""
+    digits = 2 if high < 10 else 1 if high < 100 else 0
+    return f"{low:,.{digits}f}–{high:,.{digits}f}" + (" ms" if unit else "")
 
 
 def mebibytes(value: float | None, unit: bool = True) -> str:
@@ -172,7 +178,7 @@ def figures(info: BackendInfo, view: BackendView | None, word: str, pays_back: s
         memory = report["memory_mib"]
         number, note = milliseconds(step["median"]), f"per {word}, median"
         rows = [
-            ("p10–p90", f"{milliseconds(step['p10'], False)}–{milliseconds(step['p90'])}"),
+            ("p10–p90", spread(step["p10"], step["p90"])),
             ("weights", mebibytes(memory.get("weights"))),
             ("peak", mebibytes(memory.get("peak"))),
             ("parameters", parameter_count(report.get("parameters"))),
@@ -210,14 +216,19 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def table(rows: Sequence[tuple[BackendInfo, Sequence[str]]], footnote: str = "") -> str:
-    """The summary: one row a backend, cells in the order of `COLUMNS` after the first."""
-    columns = COLUMNS if not rows else COLUMNS[: 1 + len(rows[0][1])]
+def table(
+    rows: Sequence[tuple[BackendInfo, Sequence[str]]], footnote: str = "", pictures: bool = True
+) -> str:
+    """The summary: one row a backend, cells in the order of `COLUMNS` after the first.
+
+    Without `pictures` the last column, how they differ, is left out.
+    """
+    columns = COLUMNS if pictures else COLUMNS[:-1]
     cells = "".join(f'<th scope="col">{name}</th>' for name in columns)
     body = "".join(
         f'<tr data-backend="{info.id}"><th scope="row">'
         f'<i class="dot" style="background:{info.colour}"></i>{escape(info.title)}</th>'
-        + "".join(f"<td>{escape(text)}</td>" for text in row)
+        + "".join(f"<td>{escape(text)}</td>" for text in row[: len(columns) - 1])
         + "</tr>"
         for info, row in rows
     )
@@ -242,7 +253,7 @@ def table_cells(report: dict[str, Any], speed: float | None, picture: str) -> li
         duration(compile_s) if compile_s else DASH,
         duration(report.get("warmup_s")),
         milliseconds(step["median"]),
-        f"{milliseconds(step['p10'], False)}–{milliseconds(step['p90'], False)}",
+        spread(step["p10"], step["p90"], unit=False),
         rate(report.get("images_per_s")),
         mebibytes(memory.get("weights"), False),
         mebibytes(memory.get("peak"), False),

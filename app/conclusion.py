@@ -66,7 +66,7 @@ def conclude(live: LiveRun) -> Conclusion:
 
 def footnote(result: dict[str, Any]) -> str:
     """What every number of the table was measured with."""
-    shape = " × ".join(
+    shape = ", ".join(
         f"{name} {value if not isinstance(value, list) else '×'.join(map(str, value))}"
         for name, value in (result.get("shape") or {}).items()
     )

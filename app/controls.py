@@ -11,15 +11,33 @@ import gradio as gr
 from app.cards import duration
 from app.context import Context
 from app.engine import BACKENDS, BackendId, BackendInfo, BackendStatus
-from model_zoo.registry import ModelEntry
+from model_zoo.headers import read_config
+from model_zoo.registry import ModelEntry, Variant
 
 
 def model_choices(context: Context, task: str) -> list[tuple[str, str]]:
     return [(entry.title, entry.id) for entry in context.models.for_task(task)]
 
 
+def variant_title(variant: Variant) -> str:
+    """A variant in words, from its file's header: "BLAST · 9 blocks · 50% kept"."""
+    if variant.path is None:
+        return variant.title
+    try:
+        layers = list(read_config(variant.path)["layers"].values())
+        dense = sum(layer["in_features"] * layer["out_features"] for layer in layers)
+        kept = sum(layer["parameters"] for layer in layers) / dense
+        blocks = {layer["structure"].get("blocks") for layer in layers} - {None}
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return variant.title
+    parts = [variant.title]
+    if len(blocks) == 1:
+        parts.append(f"{blocks.pop()} blocks")
+    return " · ".join([*parts, f"{kept:.0%} kept"])
+
+
 def variant_choices(entry: ModelEntry) -> list[tuple[str, str]]:
-    return [(f"{v.title} · {v.summary}" if v.summary else v.title, v.id) for v in entry.variants]
+    return [(variant_title(variant), variant.id) for variant in entry.variants]
 
 
 def default_variant(entry: ModelEntry) -> str:

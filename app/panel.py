@@ -143,7 +143,8 @@ class Panel:
         drawn.append(self._latency_chart(live))
         drawn.append(self._memory_chart(live))
         rows = end.rows if end is not None else []
-        drawn.append(cards.table(rows, end.footnote if end is not None else ""))
+        footnote = end.footnote if end is not None else ""
+        drawn.append(cards.table(rows, footnote, pictures=self.task == "generate"))
         return drawn
 
     def _latency_chart(self, live: LiveRun | None) -> str:
