@@ -16,7 +16,7 @@ MAX_PIXELS = 100_000_000
 """Larger pictures are refused before they are decoded."""
 
 # Formats that Pillow decodes by itself. EPS, PDF and the like would start other programs.
-_FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM", "ICO", "TGA")
+_FORMATS = ("PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "PPM", "ICO", "TGA")
 _HEIF_BRANDS = {b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"}
 
 

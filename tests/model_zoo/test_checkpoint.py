@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny import randomize_, tiny_vit
 from torch import nn
 
 from blr_kernels import BLRLinear, LowRank
@@ -22,7 +23,6 @@ from model_zoo.checkpoint import (
 from model_zoo.convert import ConversionReport, convert_, replace_linears_
 from model_zoo.headers import read_header
 from model_zoo.vit import vit_rules
-from tiny import randomize_, tiny_vit
 
 
 def converted(kind: str = "blast") -> tuple[nn.Module, ConversionReport]:
