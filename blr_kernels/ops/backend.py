@@ -144,9 +144,9 @@ def explain(
         why = "asked for" if backend is Backend.TRITON else "the fastest on this device"
         not_torch = "Backend.TRITON was asked for" if backend is Backend.TRITON else "slower here"
         return Explanation(Backend.TRITON, f"{layer}: {why}", {Backend.TORCH: not_torch})
+    cannot = why_not_triton(device, dtype)
     if backend is Backend.TORCH:
-        reason, not_triton = "asked for", "Backend.TORCH was asked for"
+        reason, not_triton = "asked for", cannot or "Backend.TORCH was asked for"
     else:
-        not_triton = why_not_triton(device, dtype) or why_not_auto(device, dtype)
-        reason = not_triton
+        reason = not_triton = cannot or why_not_auto(device, dtype)
     return Explanation(Backend.TORCH, f"{layer}: {reason}", {Backend.TRITON: not_triton})
