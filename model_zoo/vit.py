@@ -17,6 +17,7 @@ from blr_kernels.ops import Backend
 from blr_kernels.structures import DEFAULT_BLOCKS, Blast, LowRank, Monarch, Structure
 from model_zoo.checkpoint import load_variant_
 from model_zoo.convert import Rule, Saving, replace_linears_
+from model_zoo.headers import read_header
 from model_zoo.registry import ModelEntry
 from model_zoo.sources import entry_of, folder_of, variant_file
 from model_zoo.weights import fill_random_
@@ -94,7 +95,10 @@ def load_vit(
     if untrained and entry.folder() is None and entry.untrained:
         name = entry.untrained
     else:
-        name = f"local-dir:{folder_of(entry)}"
+        folder = folder_of(entry)
+        name = f"local-dir:{folder}"
+        if not untrained and (weights := folder / "model.safetensors").is_file():
+            read_header(weights)  # refuses a damaged file in one line
     try:
         if untrained:
             model = _on_meta(name)
