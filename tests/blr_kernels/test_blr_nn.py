@@ -179,13 +179,18 @@ def test_compiled_training_step(backend: Backend, device: torch.device) -> None:
         torch.testing.assert_close(parameter.grad, wanted[key], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.value)
 @pytest.mark.parametrize("structure", STRUCTURES, ids=str)
-def test_autocast(structure: Structure, backend: Backend, device: torch.device) -> None:
+def test_autocast(
+    structure: Structure, backend: Backend, compiled: bool, device: torch.device
+) -> None:
     """As F.linear: x and weights go to the autocast dtype, gradients come back in the weights'."""
     layer = layer_on(device, structure, 24, 36, backend)
+    torch._dynamo.reset()
+    run = torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer
     with torch.autocast(device.type, dtype=torch.bfloat16):
-        y = layer(torch.randn(3, 24, device=device))
+        y = run(torch.randn(3, 24, device=device))
     assert y.dtype is torch.bfloat16
     y.sum().backward()
     assert layer.left.grad is not None
