@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from PIL import Image
 
 from app.context import DEVICE_QUEUE, WAITING_RUNS, Context, refusal
 from app.controls import (
@@ -27,13 +28,21 @@ from model_zoo.registry import assets_dir
 
 DEFAULT_REPEATS = 50
 MAX_EXAMPLES = 6
+MAX_EXAMPLE_SIZE = 256
 
 
 def examples() -> list[Path]:
-    """Example pictures that come with the app; those named page-* show the page itself."""
+    """Example pictures that come with the app: the small square ones of their folder.
+
+    The larger files beside them show samples and the page itself.
+    """
     folder = assets_dir() / "examples"
-    found = sorted(folder.glob("*.png")) if folder.is_dir() else []
-    return [path for path in found if path.stem.startswith("classify-")][:MAX_EXAMPLES]
+    found = []
+    for path in sorted(folder.glob("*.png")) if folder.is_dir() else []:
+        with Image.open(path) as image:
+            if image.width == image.height <= MAX_EXAMPLE_SIZE:
+                found.append(path)
+    return found[:MAX_EXAMPLES]
 
 
 def first_job(context: Context) -> ClassifyJob | None:

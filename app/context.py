@@ -113,4 +113,6 @@ def refusal(error: Exception) -> gr.Error:
     """The one line that a person or a program gets instead of a traceback."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     text = lines[0]
-    return gr.Error(text[:1].upper() + text[1:], duration=8, print_exception=False)
+    if text.partition(" ")[0].isalpha():  # names of files and of models stay as they are
+        text = text[:1].upper() + text[1:]
+    return gr.Error(text, duration=8, print_exception=False)

@@ -98,7 +98,7 @@ def chosen_backends(wanted: Any, status: Sequence[BackendStatus]) -> list[Backen
     if not isinstance(wanted, list | tuple) or not all(isinstance(item, str) for item in wanted):
         raise TypeError(f"backends must be a list of backend ids, got {wanted!r}")
     if not wanted:
-        raise ValueError("tick at least one backend to run")
+        raise ValueError("choose at least one backend to run")
     for backend in wanted:
         info = backend_info(backend)
         for entry in status:

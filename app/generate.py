@@ -182,6 +182,11 @@ def tab(context: Context) -> list[gr.Checkbox]:
         status = context.status(chosen.id, str(structure_id), bool(untrained_))
         return box_updates(status, ticks, context.default_ticks)
 
+    # Typing replaces the class that stands there, as in a search box.
+    label.focus(
+        None, js="() => document.querySelector('#generate-class input').select()",
+        queue=False, show_progress="hidden", api_visibility="private",
+    )  # fmt: skip
     model.input(
         choose_model, [model, *boxes], [note, untrained, label, structure, *boxes],
         queue=False, show_progress="hidden", api_visibility="private",

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 import gradio as gr
+from gradio import processing_utils
 
 from app import about, api, classify, generate
 from app.context import QUEUE_LIMIT, Context
@@ -42,6 +43,7 @@ def device_line(info: dict[str, Any]) -> str:
 
 def build(context: Context) -> gr.Blocks:
     """The whole page as Gradio blocks, ready to be served."""
+    fetch_nothing()
     with gr.Blocks(
         title=TITLE, analytics_enabled=False, delete_cache=(_DAY, _DAY), fill_width=True
     ) as page:
@@ -79,6 +81,28 @@ def build(context: Context) -> gr.Blocks:
         )
         page.queue(max_size=QUEUE_LIMIT, api_open=False, default_concurrency_limit=4)
     return page
+
+
+def fetch_nothing() -> None:
+    """Take files as uploads only (C10, C15).
+
+    Gradio would download an address that is sent in place of a file, and to judge the address
+    it would ask a public name server; neither is of use here.
+    """
+
+    async def refuse(url: str, *_: Any, **__: Any) -> str:
+        raise gr.Error("Send the file itself; addresses are not fetched.", print_exception=False)
+
+    def refuse_now(url: str, *_: Any, **__: Any) -> str:
+        raise gr.Error("Send the file itself; addresses are not fetched.", print_exception=False)
+
+    for name, replacement in (
+        ("async_ssrf_protected_download", refuse),
+        ("ssrf_protected_download", refuse_now),
+    ):
+        if not hasattr(processing_utils, name):
+            raise RuntimeError(f"this version of Gradio has no processing_utils.{name}")
+        setattr(processing_utils, name, replacement)
 
 
 def launch_arguments(
