@@ -177,7 +177,7 @@ class ClassifyJob:
     """Classify one picture, `repeats` times over so that latency has a distribution.
 
     `image` holds the bytes of a PNG of the upright RGB picture (see `model_zoo.images`).
-    The picture fills a batch of `batch`; `warmup` forwards run before the timed ones.
+    The picture fills a batch of `batch`; at least `warmup` forwards run before the timed ones.
 
     Raises:
         TypeError, ValueError: for anything that no model could run.

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -196,10 +195,3 @@ def _command(main: str) -> Sequence[str]:
         f"importlib.import_module({main!r}).main()"
     )
     return [sys.executable, "-c", code]
-
-
-def wait_all_dead(workers: Sequence[Worker], timeout: float) -> None:
-    """Wait until the processes are gone, at most `timeout` seconds in all."""
-    end = time.monotonic() + timeout
-    for worker in workers:
-        worker._dead.wait(max(0.0, end - time.monotonic()))

@@ -29,6 +29,7 @@ from app.engine.worker.measure import (
 )
 
 _WARM_STEPS = 3
+_WARM_S = 0.2
 
 # A backend that is asked for many shapes must compile each of them, not fall back to eager.
 _MAX_SHAPES = 256
@@ -109,7 +110,7 @@ class Session(ABC):
         return None
 
     def warm_steps(self, job: Any) -> int:
-        """How many untimed steps come before the timed ones."""
+        """How many untimed steps come before the timed ones, at least."""
         return _WARM_STEPS
 
     def decoder_bytes(self) -> int:
@@ -124,12 +125,14 @@ class Session(ABC):
         check()
         if known is not None:
             report("warming")
-            step()
-            self._synchronise()
+            self._warm(step, 1, check)
             return known
         compile_s = 0.0
         if self.compiles:
-            report("compiling", expected_s=expected_compile_s(self.kind, self.spec.task))
+            report(
+                "compiling",
+                expected_s=expected_compile_s(self.spec.backend, self.kind, self.spec.task),
+            )
             start = time.perf_counter()
             step()
             if self.kind == "cuda":
@@ -140,16 +143,22 @@ class Session(ABC):
             check()
         report("warming")
         start = time.perf_counter()
-        for _ in range(self.warm_steps(job)):
-            step()
-            self._synchronise()
-            check()
+        self._warm(step, self.warm_steps(job), check)
         self.memory.learn(shape, step)
         self.warm_rest(job)
         self._synchronise()
         prepared = Prepared(compile_s, time.perf_counter() - start)
         self._prepared[shape] = prepared
         return prepared
+
+    def _warm(self, step: Callable[[], object], count: int, check: Check) -> None:
+        """At least `count` steps, and for at least a moment: small models need more of them."""
+        end = time.perf_counter() + _WARM_S
+        while count > 0 or time.perf_counter() < end:
+            step()
+            self._synchronise()
+            check()
+            count -= 1
 
     def run(self, job: Job, report: Report, check: Check) -> dict[str, Any]:
         """Run the job from preparation to its result."""
