@@ -20,8 +20,9 @@ from torch import nn
 from blr_kernels.nn import BLRLinear
 from blr_kernels.ops import Backend
 from blr_kernels.structures import Blast, LowRank, Monarch, Structure
-from model_zoo.checkpoint import VariantFile
+from model_zoo.checkpoint import CheckpointError, VariantFile
 from model_zoo.convert import Rule, Saving, replace_linears_
+from model_zoo.headers import read_header
 from model_zoo.registry import ModelEntry
 from model_zoo.sampling import Denoiser, decode, denoise
 from model_zoo.sources import entry_of, folder_of, variant_file
@@ -179,9 +180,7 @@ def load_dit(
         assert folder is not None
         path = None if variant is None else variant_file(entry, variant)
         _fill_transformer(transformer, folder / "transformer", path, device, dtype, backend)
-        vae = AutoencoderKL.from_pretrained(
-            folder / "vae", torch_dtype=dtype, local_files_only=True, low_cpu_mem_usage=False
-        ).to(device)
+        vae = _load_vae(folder / "vae", dtype).to(device)
     return DiT(
         transformer=transformer.eval(),
         vae=vae.eval(),
@@ -358,6 +357,25 @@ def _scheduler(folder: Path) -> Any:
     if not known:
         raise ValueError(f"{path} names {name!r}, which is no scheduler of diffusers")
     return scheduler.from_pretrained(folder, local_files_only=True)
+
+
+def _load_vae(folder: Path, dtype: torch.dtype) -> AutoencoderKL:
+    # By diffusers, which also renames the attention layers of older autoencoders.
+    weights = weights_file(folder, "diffusion_pytorch_model")
+    safe = weights.suffix == ".safetensors"
+    if safe:
+        read_header(weights)  # refuses a damaged file in one line
+    try:
+        return AutoencoderKL.from_pretrained(
+            folder,
+            torch_dtype=dtype,
+            use_safetensors=safe,
+            local_files_only=True,
+            low_cpu_mem_usage=False,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{weights} cannot be loaded: {reason}") from None
 
 
 def _fill_transformer(

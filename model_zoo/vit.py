@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +112,8 @@ def load_vit(
             if variant is not None:
                 load_variant_(model, variant_file(entry, variant), backend=backend)
             model.to(device=device, dtype=dtype)
-    except RuntimeError as error:
-        # timm raises this for an unknown architecture and for tensors that do not fit.
+    except (RuntimeError, OSError, pickle.UnpicklingError) as error:
+        # What timm raises for an unknown architecture, tensors that do not fit, a foreign file.
         reason = " ".join(str(error).split())
         raise ValueError(f"{entry.id} cannot be loaded: {reason}") from None
     data: dict[str, Any] = resolve_model_data_config(model)

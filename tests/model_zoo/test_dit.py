@@ -235,6 +235,11 @@ def test_pickles_of_more_than_weights_are_not_opened(
     (folder / "transformer" / "diffusion_pytorch_model.bin").write_bytes(b"PK\x03\x04 broken")
     with pytest.raises(CheckpointError, match=r"no readable weights file|more than weights"):
         load_dit(folder)
+    other = tmp_path / "other"
+    tiny_pipeline(5).save_pretrained(other, safe_serialization=False)
+    torch.save({"x": Trap()}, other / "vae" / "diffusion_pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"vae/diffusion_pytorch_model\.bin cannot be loaded"):
+        load_dit(other)
     assert "a pickle ran" not in capfd.readouterr().out
 
 

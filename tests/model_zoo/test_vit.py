@@ -133,6 +133,10 @@ def test_missing_and_broken_weights_are_named(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(ValueError, match=r"model\.safetensors or pytorch_model\.bin is missing"):
         load_vit(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"not weights")
+    with pytest.raises(ValueError, match="cannot be loaded") as caught:
+        load_vit(folder)
+    assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="has no BLAST variant here"):
         load_vit(write_vit(tmp_path / "whole"), variant="blast")
     config = tmp_path / "whole" / "config.json"
