@@ -126,8 +126,10 @@ def _find_cxx(chosen: str | None, path: str) -> str | None:
 
 def _has_python_headers() -> bool:
     # The scheme that inductor and Triton ask for; a distribution's default may be another.
-    include = sysconfig.get_path("include", scheme=f"{os.name}_prefix")
-    return (Path(include) / "Python.h").exists()
+    folders = [sysconfig.get_path("include", scheme=f"{os.name}_prefix")]
+    for variable in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH"):
+        folders += [folder for folder in os.environ.get(variable, "").split(os.pathsep) if folder]
+    return any((Path(folder) / "Python.h").exists() for folder in folders)
 
 
 def _find_cc() -> str | None:

@@ -81,6 +81,7 @@ class Driver:
         self._why_not = why_not
         self._compiled = compiled
         self._expected = expected
+        self._thawed: list[Worker] = []
         self._stop = threading.Event()
         self._asked = time.perf_counter()
         self._thread = threading.Thread(target=self._main, name="run", daemon=True)
@@ -92,10 +93,23 @@ class Driver:
     def stop(self) -> None:
         self._stop.set()
 
-    def _prepare(self, name: str, backend: str, fields: dict[str, Any]) -> None:
+    def _prepare(self, name: str, worker: Worker, backend: str, fields: dict[str, Any]) -> None:
+        # A worker that was frozen while it compiled may hold a lock that this compilation waits
+        # for; nothing is timed now, so it may go on meanwhile.
+        if name == "compiling":
+            self._thawed = [w for w in self._pool.workers() if w.suspended and w is not worker]
+            for other in self._thawed:
+                other.resume()
+        else:
+            self._freeze_again()
         if name == "compiling" and (seen := self._expected(backend)) is not None:
             fields = {"expected_s": seen}
         self._emit(_EVENTS[name], backend, **fields)
+
+    def _freeze_again(self) -> None:
+        for other in self._thawed:
+            other.suspend()
+        self._thawed = []
 
     def _emit(self, kind: type[ev.Event], backend: str, **fields: Any) -> None:
         self.events.put(kind(backend=backend, t=time.perf_counter() - self._asked, **fields))
@@ -181,12 +195,14 @@ class Driver:
                 if sender == warm_up and name == channel.FAILED:
                     raise WorkerDiedError(fields["message"])
                 if sender == warm_up and name in _PREPARATION:
-                    self._prepare(name, backend, fields)
+                    self._prepare(name, worker, backend, fields)
                 continue
             if name == "step":
                 last_step_s = fields["seconds"]
-            if name == "ready" and fields["compile_s"] > 0:
-                self._compiled(backend, fields["compile_s"])
+            if name == "ready":
+                self._freeze_again()
+                if fields["compile_s"] > 0:
+                    self._compiled(backend, fields["compile_s"])
             if name in _PREPARATION:
                 limit = self._limits.compile_s
             elif name in _EVENTS:
@@ -195,7 +211,7 @@ class Driver:
                 # After an error the memory of a process is in an unknown state: start anew.
                 raise WorkerDiedError(fields["message"])
             if name in _PREPARATION:
-                self._prepare(name, backend, fields)
+                self._prepare(name, worker, backend, fields)
             elif name in _EVENTS:
                 self._emit(_EVENTS[name], backend, **fields)
             if name == channel.RESULT:

@@ -27,6 +27,7 @@ class StubSession:
             time.sleep(1000)
         if not self.ready and self.spec.backend == "compiled":
             report("compiling", expected_s=1.0)
+            time.sleep(float(os.environ.get("STUB_COMPILE_S", "0")))
         report("warming")
         time.sleep(float(os.environ.get("STUB_WARM_S", "0.02")))
         check()

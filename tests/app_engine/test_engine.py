@@ -265,6 +265,27 @@ def test_a_warm_up_saves_loading_and_makes_way_for_a_run(
     assert warming.pid in [worker.pid for worker in engine._pool.workers()]
 
 
+def test_a_frozen_warm_up_goes_on_while_another_compiles(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hold a lock on the compiler's cache, for which the other would wait for ever."""
+    monkeypatch.setenv("STUB_LOAD_S", "5")
+    engine.warm_up(job(), "blr-compiled")
+    while not engine._pool.workers():
+        time.sleep(0.01)
+    (warming,) = engine._pool.workers()
+    monkeypatch.setenv("STUB_LOAD_S", "0")
+    monkeypatch.setenv("STUB_COMPILE_S", "0.5")
+    frozen_in_steps, thawed_in_compiling = False, False
+    for event in engine.run(job(steps=20), ["compiled"]):
+        time.sleep(0.01)
+        frozen = psutil.Process(warming.pid).status() == psutil.STATUS_STOPPED
+        frozen_in_steps |= frozen and isinstance(event, Step)
+        thawed_in_compiling |= not frozen and isinstance(event, Compiling)
+    assert frozen_in_steps
+    assert thawed_in_compiling
+
+
 def test_a_warm_up_that_ended_leaves_a_loaded_worker(engine: Engine) -> None:
     engine.warm_up(job(), "dense")
     deadline = time.monotonic() + 5

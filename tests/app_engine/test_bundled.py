@@ -1,0 +1,59 @@
+"""The bundled models through the engine: every variant runs, within the limits of two cores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from app import report as reports
+from app.engine import ClassifyJob, Engine, Failed, GenerateJob, Ready, Result
+from app.engine.__main__ import _picture
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with Engine(max_models=3) as made:
+        yield made
+
+
+def test_one_picture_of_25_steps_takes_seconds_on_each_eager_backend(engine: Engine) -> None:
+    events = list(engine.run(GenerateJob("demo-dit", class_id=5), ["dense", "blr-torch"]))
+    assert [event.message for event in events if isinstance(event, Failed)] == []
+    for backend in ("dense", "blr-torch"):
+        ready = next(e for e in events if isinstance(e, Ready) and e.backend == backend)
+        result = next(e for e in events if isinstance(e, Result) and e.backend == backend)
+        assert result.t - ready.t < 10
+    results = [event for event in events if isinstance(event, Result)]
+    report = reports.build(
+        [result.report for result in results],
+        {result.backend: result.images or [] for result in results},
+    )
+    assert report["ratios"]["dense"]["picture"]["identical"]
+    assert report["ratios"]["blr-torch"]["memory_weights"] < 1
+
+
+@pytest.mark.parametrize("variant", ["low_rank", "monarch"])
+def test_the_other_variants_generate(engine: Engine, variant: str) -> None:
+    job = GenerateJob("demo-dit", variant=variant, steps=2)  # type: ignore[arg-type]
+    events = list(engine.run(job, ["blr-torch"]))
+    assert isinstance(events[-1], Result), events[-1]
+
+
+@pytest.mark.parametrize("variant", ["low_rank", "monarch", "blast"])
+def test_every_variant_classifies(engine: Engine, variant: str) -> None:
+    job = ClassifyJob("demo-vit", variant=variant, image=_picture(None), repeats=3)  # type: ignore[arg-type]
+    events = list(engine.run(job, ["blr-torch"]))
+    assert isinstance(events[-1], Result), events[-1]
+    assert len(events[-1].top or []) == 5
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's PSS")
+def test_three_warm_workers_fit_in_memory(engine: Engine) -> None:
+    workers = engine._pool.workers()
+    assert len(workers) == 3
+    total = sum(psutil.Process(worker.pid).memory_full_info().pss for worker in workers)
+    # The whole app has 4 GiB; the web process needs its part of it.
+    assert total < 3 * 2**30
