@@ -7,11 +7,12 @@ variant needs to store nothing but its factors.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from blr_kernels import Backend, BLRLinear
 from model_zoo.convert import ConversionReport, Rule, convert_
@@ -70,6 +71,21 @@ def student_(
     return report if run.elapsed() < run.seconds else None
 
 
+def multiply_out_(model: nn.Module) -> None:
+    """Let every converted layer of `model` train through the dense weight of its factors.
+
+    The function and its gradients are the same. At a width of 144 the weight costs little beside
+    thousands of tokens, and one product instead of two or three trains several times faster.
+    """
+    for layer in model.modules():
+        if isinstance(layer, BLRLinear):
+            layer.forward = partial(_through_dense, layer)  # type: ignore[method-assign]
+
+
+def _through_dense(layer: BLRLinear, x: Tensor) -> Tensor:
+    return F.linear(x, layer.to_dense(), layer.bias)
+
+
 def save_factors(path: Path, average: Average, report: ConversionReport) -> None:
     """Write the averaged factors and the report of their conversion."""
     save_tensors(path, average.state(), {"report": json.dumps(report.to_dict())})
@@ -92,6 +108,7 @@ def heal_dit(run: Run, kind: str) -> None:
         load_autoencoder(run.out, run.device), icons, 48 if run.on_gpu else 1, run
     )
     batches = NoisyBatches(latents, icons.classes)
+    multiply_out_(student)
     run.compile_(*teacher.transformer_blocks, *student.transformer_blocks)
     batch = run.batch_size(512)
     average = Average(student, 0.999)
@@ -130,6 +147,7 @@ def heal_vit(run: Run, kind: str) -> None:
     if report is None:
         return
     icons = load_training(run.data, device=run.device)
+    multiply_out_(student)
     run.compile_(*teacher.blocks, *student.blocks)
     batch = run.batch_size(1024)
     average = Average(student, 0.999)
