@@ -216,6 +216,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
+EMPTY_FOOTNOTE = "Memory in MiB. Device, dtype, shape, seed and versions stand here after a run."
+
+
 def table(
     rows: Sequence[tuple[BackendInfo, Sequence[str]]], footnote: str = "", pictures: bool = True
 ) -> str:
@@ -237,7 +240,7 @@ def table(
             f'<tr class="blank"><td colspan="{len(columns)}">'
             "Load, compile and run times of each backend appear here.</td></tr>"
         )
-    note = f'<p class="footnote">{escape(footnote)}</p>' if footnote else ""
+    note = f'<p class="footnote">{escape(footnote or EMPTY_FOOTNOTE)}</p>'
     return (
         f'<div class="summary"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
         f"</div>{note}"

@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import median
 
 Point = tuple[float, float]
 
 MAX_POINTS = 160
 """A line is never drawn with more points than this, however long the run."""
 
-WIDTH, HEIGHT = 520, 168
+WIDTH, HEIGHT = 520, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 30
 _PLOT_W, _PLOT_H = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 
@@ -79,6 +80,7 @@ def line_chart(
     empty: str,
     x_min: float = 0.0,
     x_max: float = 1.0,
+    cut: float | None = None,
 ) -> str:
     """A chart as SVG markup.
 
@@ -90,9 +92,18 @@ def line_chart(
         empty: the sentence in the middle while there are no points.
         x_min: where the x axis starts.
         x_max: where it ends, at least; it grows with the data.
+        cut: points above so many times the highest median are drawn at the top edge, and a note
+            says how many and how high, so that one hiccup does not flatten the rest.
     """
     drawn = [Line(line.name, line.colour, thin(line.points)) for line in lines if line.points]
     top = max((y for line in drawn for _, y in line.points), default=0.0)
+    note = ""
+    if cut is not None and drawn:
+        limit = cut * max(median(y for _, y in line.points) for line in lines if line.points)
+        if top > 1.5 * limit:
+            above = sum(y > limit for line in lines for _, y in line.points)
+            note = f"{above} above, up to {top:,.0f} {unit}"
+            top = limit
     right = max([x_max, *(x for line in drawn for x, _ in line.points)])
     y_ticks = ticks(top) if drawn else [0.0, 1.0, 2.0, 3.0]
     x_ticks = [t for t in ticks(right, 6) if x_min <= t <= right * (1 + 1e-9)] if drawn else []
@@ -102,7 +113,7 @@ def line_chart(
         return _LEFT + _PLOT_W * (x - x_min) / max(right - x_min, 1e-9)
 
     def sy(y: float) -> float:
-        return _TOP + _PLOT_H * (1 - y / y_top)
+        return _TOP + _PLOT_H * (1 - min(y / y_top, 1.0))
 
     grid, labels = [], []
     for value in y_ticks:
@@ -129,6 +140,7 @@ def line_chart(
         f'aria-label="{escape(title)}">'
         f'<path class="grid" d="{"".join(grid)}"/>'
         f'<text class="empty" x="{centre:.0f}" y="{_TOP + _PLOT_H / 2:.0f}">{middle}</text>'
+        f'<text class="note" x="{WIDTH - _RIGHT}" y="{_TOP + 10}">{escape(note)}</text>'
         f'<text class="axis" x="{centre:.0f}" y="{HEIGHT - 2}">{escape(x_title)}</text>'
         f'<g class="labels">{"".join(labels)}</g><g class="lines">{marks}</g></svg>'
     )

@@ -118,7 +118,7 @@ def tab(context: Context) -> list[gr.Checkbox]:
                 "They run one after another on this device.</p>"
             )
         with gr.Column(elem_classes=["results"], min_width=0):
-            panel = Panel("classify", context.default_ticks, 0)
+            panel = Panel("classify", context.default_ticks, 0, context.device)
 
     def start(
         request: gr.Request, model_id: Any, upload: Any, structure_id: Any, repeats_: Any,
@@ -160,12 +160,13 @@ def tab(context: Context) -> list[gr.Checkbox]:
 
     stop.click(halt, None, None, queue=False, show_progress="hidden", api_visibility="private")
 
-    def choose_model(model_id: Any, *ticks: bool) -> list[Any]:
+    def choose_model(request: gr.Request, model_id: Any, *ticks: bool) -> list[Any]:
         try:
             chosen = context.models.get(model_id, "classify")
         except ValueError as error:
             raise refusal(error) from None
         missing = not chosen.available()
+        busy = context.sessions.running(str(request.session_hash))
         return [
             gr.HTML(missing_note(chosen), visible=missing),
             gr.Checkbox(value=False, visible=can_waive(chosen)),
@@ -173,6 +174,7 @@ def tab(context: Context) -> list[gr.Checkbox]:
             *box_updates(
                 context.status(chosen.id, default_variant(chosen)), ticks, context.default_ticks
             ),
+            *([gr.skip()] * len(panel.outputs) if busy else panel.reset(chosen)),
         ]
 
     def settle(model_id: Any, structure_id: Any, untrained_: Any, *ticks: bool) -> list[Any]:
@@ -185,7 +187,8 @@ def tab(context: Context) -> list[gr.Checkbox]:
         return box_updates(status, ticks, context.default_ticks)
 
     model.input(
-        choose_model, [model, *boxes], [note, untrained, structure, *boxes],
+        choose_model, [model, *boxes],
+        [note, untrained, structure, *boxes, *panel.outputs],
         queue=False, show_progress="hidden", api_visibility="private",
     )  # fmt: skip
     gr.on(

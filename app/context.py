@@ -54,6 +54,10 @@ class Sessions:
             if self._runs.get(session) is run:
                 del self._runs[session]
 
+    def running(self, session: str) -> bool:
+        with self._lock:
+            return session in self._runs
+
     def stop(self, session: str) -> bool:
         """Stop the run of a session; False when there is none."""
         with self._lock:

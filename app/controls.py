@@ -10,7 +10,7 @@ import gradio as gr
 
 from app.cards import duration
 from app.context import Context
-from app.engine import BACKENDS, BackendId, BackendInfo, BackendStatus
+from app.engine import BACKENDS, BackendId, BackendStatus
 from model_zoo.headers import read_config
 from model_zoo.registry import ModelEntry, Variant
 
@@ -45,13 +45,13 @@ def default_variant(entry: ModelEntry) -> str:
     return "blast" if "blast" in ids or not ids else ids[0]
 
 
-def hint(info: BackendInfo, status: BackendStatus | None) -> str | None:
+def hint(status: BackendStatus | None) -> str | None:
     """The small line under a backend: why it is grey, or what its first run costs."""
     if status is None:
         return None
     if not status.available:
         return status.reason.split(". ")[0]
-    if info.compiles and status.compile_s:
+    if status.compile_s:
         return f"first run compiles, about {duration(status.compile_s)}"
     return None
 
@@ -66,7 +66,7 @@ def compare_boxes(status: Sequence[BackendStatus], ticked: Sequence[str]) -> lis
         boxes.append(
             gr.Checkbox(
                 label=info.title,
-                info=hint(info, entry),
+                info=hint(entry),
                 value=info.id in ticked and available,
                 interactive=available,
                 container=False,
@@ -90,7 +90,7 @@ def box_updates(
     if not any(kept):
         kept = [info.id in default and able for info, able in zip(BACKENDS, can, strict=True)]
     return [
-        gr.Checkbox(value=value, interactive=able, info=hint(info, known.get(info.id)) or "")
+        gr.Checkbox(value=value, interactive=able, info=hint(known.get(info.id)) or "")
         for info, value, able in zip(BACKENDS, kept, can, strict=True)
     ]
 

@@ -112,7 +112,7 @@ def tab(context: Context) -> list[gr.Checkbox]:
                 "They run one after another on this device.</p>"
             )
         with gr.Column(elem_classes=["results"], min_width=0):
-            panel = Panel("generate", context.default_ticks, DEFAULT_IMAGES)
+            panel = Panel("generate", context.default_ticks, DEFAULT_IMAGES, context.device)
 
     def start(
         request: gr.Request, model_id: Any, class_wanted: Any, structure_id: Any, seed_: Any,
@@ -157,12 +157,13 @@ def tab(context: Context) -> list[gr.Checkbox]:
         api_visibility="private",
     )  # fmt: skip
 
-    def choose_model(model_id: Any, *ticks: bool) -> list[Any]:
+    def choose_model(request: gr.Request, model_id: Any, *ticks: bool) -> list[Any]:
         try:
             chosen = context.models.get(model_id, "generate")
         except ValueError as error:
             raise refusal(error) from None
         missing = not chosen.available()
+        busy = context.sessions.running(str(request.session_hash))
         return [
             gr.HTML(missing_note(chosen), visible=missing),
             gr.Checkbox(value=False, visible=can_waive(chosen)),
@@ -171,6 +172,7 @@ def tab(context: Context) -> list[gr.Checkbox]:
             *box_updates(
                 context.status(chosen.id, default_variant(chosen)), ticks, context.default_ticks
             ),
+            *([gr.skip()] * len(panel.outputs) if busy else panel.reset(chosen)),
         ]
 
     def settle(model_id: Any, structure_id: Any, untrained_: Any, *ticks: bool) -> list[Any]:
@@ -188,7 +190,8 @@ def tab(context: Context) -> list[gr.Checkbox]:
         queue=False, show_progress="hidden", api_visibility="private",
     )  # fmt: skip
     model.input(
-        choose_model, [model, *boxes], [note, untrained, label, structure, *boxes],
+        choose_model, [model, *boxes],
+        [note, untrained, label, structure, *boxes, *panel.outputs],
         queue=False, show_progress="hidden", api_visibility="private",
     )  # fmt: skip
     gr.on(

@@ -15,6 +15,7 @@ from app.charts import Line, legend, line_chart
 from app.conclusion import Conclusion, conclude
 from app.engine import BACKENDS, GenerateJob
 from app.live import LiveRun
+from model_zoo.registry import ModelEntry
 
 _WORDS = {"generate": "step", "classify": "forward"}
 _IDLE = {
@@ -35,8 +36,11 @@ class Panel:
     `outputs` lists the components in the order of `idle`, `running` and `finished`.
     """
 
-    def __init__(self, task: str, ticked: Sequence[str], placeholders: int) -> None:
+    def __init__(self, task: str, ticked: Sequence[str], placeholders: int, device: str) -> None:
         self.task = task
+        self._memory_is = (
+            "of the process, above its start" if device == "cpu" else "allocated on the GPU"
+        )
         self._word = _WORDS[task]
         self._placeholders = placeholders
         self.verdict = gr.HTML(elem_id=f"{task}-verdict")
@@ -78,9 +82,22 @@ class Panel:
 
     # ---- what to draw
 
-    def idle(self) -> list[Any]:
-        """Every area before the first run (C2)."""
-        return [cards.verdict(_IDLE[self.task]), *self._areas(None, None), None, None]
+    def idle(self, sentence: str = "") -> list[Any]:
+        """Every area before the first run (C2); `sentence` instead of "ready to run"."""
+        first = cards.verdict(sentence or _IDLE[self.task])
+        return [first, *self._areas(None, None), None, None]
+
+    def reset(self, entry: ModelEntry) -> list[Any]:
+        """Every area for a model that has not run yet."""
+        sentence = ""
+        if not entry.available():
+            sentence = f"<b>The weights of {escape(entry.title)} are not here.</b> " + (
+                "See how to get them on the left, or tick “untrained weights, for timing only”."
+                if entry.untrained
+                else "See on the left what is missing."
+            )
+        off = gr.DownloadButton(value=None, interactive=False)
+        return [*self.idle(sentence)[:-2], off, off]
 
     def running(self, live: LiveRun) -> list[Any]:
         """Every area while a run goes on."""
@@ -158,6 +175,7 @@ class Panel:
             empty=f"One point a {self._word}, one line a backend",
             x_min=1.0,
             x_max=float(max(total, 2)),
+            cut=4.0,
         )
         return _chart(f"Latency per {self._word}, ms", lines, svg)
 
@@ -172,11 +190,12 @@ class Panel:
             x_min=0.0,
             x_max=1.0,
         )
-        return _chart("Memory, MiB", lines, svg)
+        return _chart("Memory, MiB", lines, svg, self._memory_is)
 
 
-def _chart(title: str, lines: Sequence[Line], svg: str) -> str:
-    return f'<h4 class="chart-head">{title}<span class="keys">{legend(lines)}</span></h4>{svg}'
+def _chart(title: str, lines: Sequence[Line], svg: str, what: str = "") -> str:
+    name = f'<span>{title}<span class="what">{what}</span></span>'
+    return f'<h4 class="chart-head">{name}<span class="keys">{legend(lines)}</span></h4>{svg}'
 
 
 def changed(values: Sequence[Any], sent: dict[int, str]) -> list[Any]:

@@ -84,6 +84,19 @@ def test_lines_are_drawn_to_scale_in_their_colours() -> None:
     ]
 
 
+def test_one_hiccup_does_not_flatten_the_chart() -> None:
+    """A few slow steps are cut at the top edge, and the chart says so."""
+    points = [(float(i), 5.0) for i in range(50)]
+    points[20] = (20.0, 900.0)
+    lines = [Line("Dense", "#4b5563", points)]
+    markup = line_chart(lines, title="t", x_title="s", unit="ms", empty="", cut=4.0)
+    texts = [node.text for node in ET.fromstring(markup).iter("text")]
+    assert "1 above, up to 900 ms" in texts
+    assert "20" in texts
+    assert "900" not in texts
+    assert "above" not in line_chart(lines, title="t", x_title="s", unit="ms", empty="")
+
+
 def test_a_chart_has_one_structure_with_and_without_data() -> None:
     """The page patches nodes in place, so the same nodes must stand in the same places (C3)."""
     empty = chart([])

@@ -135,6 +135,6 @@ def test_every_area_is_drawn_before_any_run() -> None:
 
     with gr.Blocks(analytics_enabled=False):
         for task in ("generate", "classify"):
-            panel = Panel(task, ["dense"], 2)
+            panel = Panel(task, ["dense"], 2, "cpu")
             shown = [component.value for component in panel.outputs[:-2]]
             assert all(isinstance(value, str) and value for value in shown)

@@ -39,12 +39,12 @@ def run(page: Page, task: str) -> None:
     page.locator(f"#{task}-run").click()
 
 
-def wait_finished(page: Page, task: str) -> str:
+def wait_finished(page: Page, task: str, timeout: int = FINISHED_MS) -> str:
     """Wait for the verdict; returns it."""
     verdict = page.locator(f"#{task}-verdict .verdict.good")
     expect(page.locator(f"#{task}-run")).to_be_disabled()
-    verdict.wait_for(timeout=FINISHED_MS)
-    expect(page.locator(f"#{task}-run")).to_be_enabled()
+    verdict.wait_for(timeout=timeout)
+    expect(page.locator(f"#{task}-run")).to_be_enabled(timeout=10_000)
     return verdict.inner_text()
 
 

@@ -260,6 +260,7 @@ def test_classes_are_found_by_name_and_id(page: Page, pages: Watched) -> None:
     page.get_by_role("option", name="DiT-XL/2 256").click()
     expect(page.locator("#generate-untrained")).to_be_visible()
     expect(page.locator(".missing").first).to_contain_text("hf download facebook/DiT-XL-2-256")
+    expect(page.locator("#generate-verdict")).to_contain_text("are not here")
     field = page.locator("#generate-class input")
     found = []
     for typed in ("crane", "CRANE"):
