@@ -80,7 +80,10 @@ def model_text(entry: ModelEntry, variant_id: str) -> str:
     if not entry.available():
         rows.append(("How to get them", entry.how_to_get()))
     layers: list[list[str]] = []
-    empty = "This variant is converted when it is first run; its layers are not stored."
+    empty = (
+        f"This variant is not here. Make it with: blr-lab convert {entry.id} "
+        f"--structure {variant_id}"
+    )
     if variant is not None and variant.path is not None:
         try:
             config = read_config(variant.path)

@@ -119,8 +119,8 @@ class Panel:
             sentence = cards.verdict(f"<b>Stopped</b>{where}. The next run starts clean.")
         else:
             sentence = ""
+        failures = [v.info.title for v in live.views.values() if v.phase == "failed"]
         if not live.reports():
-            failures = [v.info.title for v in live.views.values() if v.phase == "failed"]
             sentence = sentence or cards.verdict(
                 f"<b>{escape(', '.join(failures))} did not finish.</b> The card says why.",
                 tone="bad",
@@ -132,8 +132,11 @@ class Panel:
             ]  # fmt: skip
         end = conclude(live)
         text = json.dumps(end.report, indent=2, allow_nan=False)
+        if not sentence:
+            missing = f" {escape(', '.join(failures))} did not finish." if failures else ""
+            sentence = cards.verdict(escape(end.sentence) + missing, tone="good")
         return [
-            sentence or cards.verdict(end.sentence, tone="good"),
+            sentence,
             *self._areas(live, end),
             self._file(text, "json", self.json_file),
             self._file(end.csv, "csv", self.csv_file),

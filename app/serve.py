@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +22,16 @@ def quiet_environment() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
 
 
+def check_address(host: str, max_file_size: str) -> None:
+    """Raise ValueError for what Gradio would refuse only after many attempts, or unclearly."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError):
+        raise ValueError(f"host must be an address of this machine, got {host!r}") from None
+    if not re.fullmatch(r"\d+(\.\d+)? ?(b|kb|mb|gb)", max_file_size, re.IGNORECASE):
+        raise ValueError(f"max-file-size must be like 500kb or 10mb, got {max_file_size!r}")
+
+
 def serve(
     *,
     host: str,
@@ -34,9 +46,10 @@ def serve(
     """Open the page, print its address, load the first backends, and wait.
 
     Raises:
-        ValueError: for a device or a model folder that cannot be used.
+        ValueError: for a device, a model folder or another setting that cannot be used.
         OSError: when the port is taken.
     """
+    check_address(host, max_file_size)
     quiet_environment()
     from app.context import Context
     from app.engine import Engine
@@ -53,7 +66,7 @@ def serve(
                 inbrowser=open_browser,
             )
         )  # fmt: skip
-        print(f"BLR Lab is at {url}", flush=True)
+        print(f"BLR Lab is at {url.replace('0.0.0.0', 'localhost')}", flush=True)
         if public:
             print(f"Anyone with this address can use it: {public}", flush=True)
         warm_up(context)

@@ -51,6 +51,8 @@ def test_info_names_device_models_and_backends() -> None:
     ("arguments", "message"),
     [
         (["app", "--device", "tpu"], "cpu or cuda:N"),
+        (["app", "--max-file-size", "much"], "like 500kb or 10mb"),
+        (["app", "--host", "300.1.1.1"], "address of this machine"),
         (["app", "--model", "no-such-folder"], "unknown model"),
         (["info", "--device", "gpu0"], "cpu or cuda:N"),
         (["convert", "no-such-model"], "unknown model"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from pathlib import Path
 
 import psutil
@@ -286,6 +287,64 @@ def test_classes_are_found_by_name_and_id(page: Page, pages: Watched) -> None:
     expect(dense).to_be_enabled()
     expect(dense).to_be_checked()
     assert pages.errors == []
+
+
+def test_compiling_is_shown_apart_and_happens_once(page: Page) -> None:
+    """Compile time has progress and a cell of its own; the next run is steady (C12)."""
+    open_tab(page, "Classify")
+    page.locator("#classify-compare .box-blr-torch input").uncheck()
+    page.locator("#classify-compare .box-compiled input").check()
+    fill_number(page, "classify-repeats", 20)
+    run(page, "classify")
+    expect(card(page, "classify", "compiled").locator(".note")).to_contain_text(
+        re.compile(r"compiling, \d+ of about \d+ s"), timeout=60_000
+    )
+    wait_finished(page, "classify")
+    details = card(page, "classify", "compiled").locator(".details")
+    expect(details).to_contain_text(re.compile(r"compile\s*\d+.* s, (never )?pays back"))
+    cells = page.locator("#classify-table tr[data-backend=compiled] td")
+    expect(cells.nth(1)).to_contain_text(re.compile(r"\d s"))
+    begun = time.monotonic()
+    run(page, "classify")
+    wait_finished(page, "classify")
+    assert time.monotonic() - begun < 10
+
+
+def test_untrained_weights_mark_every_output(page: Page) -> None:
+    """A model whose weights are not here runs for timing only, and says so."""
+    open_tab(page, "Classify")
+    page.locator("#classify-model input").click()
+    page.get_by_role("option", name="ViT-B/16").click()
+    page.locator("#classify-untrained input").check()
+    expect(page.locator("#classify-compare .box-blr-torch input")).to_be_checked()
+    page.locator("#classify-compare .box-dense input").uncheck()
+    fill_number(page, "classify-repeats", 3)
+    run(page, "classify")
+    assert "untrained" in wait_finished(page, "classify")
+    expect(card(page, "classify", "blr-torch").locator(".note")).to_have_text("untrained weights")
+    expect(page.locator("#classify-table .footnote")).to_contain_text("untrained")
+
+
+def test_an_example_picture_is_one_click_away(page: Page) -> None:
+    open_tab(page, "Classify")
+    picture = page.locator("#classify-image img")
+    before = picture.get_attribute("src")
+    page.locator(".examples .gallery-item").nth(2).click()
+    expect(picture).not_to_have_attribute("src", str(before))
+
+
+def test_closing_the_page_frees_the_device(pages: Watched) -> None:
+    """A run that nobody looks at any more stops (C1)."""
+    left, stays = pages.open(), pages.open()
+    fill_number(left, "generate-steps", 1000)
+    run(left, "generate")
+    expect(card(left, "generate", "dense").locator(".note")).to_contain_text(
+        re.compile(r"step \d+ of 1000"), timeout=60_000
+    )
+    left.close()
+    fill_number(stays, "generate-steps", 2)
+    run(stays, "generate")
+    wait_finished(stays, "generate")
 
 
 def test_ticking_a_backend_shows_its_card(page: Page) -> None:
