@@ -185,8 +185,10 @@ def machine(context: Context, info: dict[str, Any]) -> str:
         [
             item.title,
             item.description,
-            "runs here"
-            if item.id not in status or status[item.id].available
+            "not known yet"
+            if item.id not in status
+            else "runs here"
+            if status[item.id].available
             else status[item.id].reason,
         ]
         for item in BACKENDS

@@ -84,7 +84,15 @@ class Context:
             return ("dense", "compiled", "blr-triton")
         return ("dense", "blr-torch")
 
+    @property
+    def ready(self) -> bool:
+        """Whether the device has been looked at; a GPU takes seconds."""
+        return bool(self.engine.device_info().get("ready"))
+
     def status(self, model: str, variant: str, untrained: bool = False) -> list[BackendStatus]:
+        """What can run here; nothing is said of a device that has not answered yet."""
+        if not self.ready:
+            return []
         return self.engine.backend_status(model, variant, untrained=untrained)
 
     def start(self, job: Job, backends: Sequence[BackendId]) -> Running:

@@ -28,7 +28,7 @@ def check_address(host: str, max_file_size: str) -> None:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError):
         raise ValueError(f"host must be an address of this machine, got {host!r}") from None
-    if not re.fullmatch(r"\d+(\.\d+)? ?(b|kb|mb|gb)", max_file_size, re.IGNORECASE):
+    if not re.fullmatch(r"\d+ ?(b|kb|mb|gb)", max_file_size, re.IGNORECASE):
         raise ValueError(f"max-file-size must be like 500kb or 10mb, got {max_file_size!r}")
 
 

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in import Engine
 
 from app.context import Context
+from app.controls import box_updates
 from app.engine import BACKENDS
+from app.forms import Models
 from app.theme import STYLE_SHEET, theme
 from app.ui import build, device_line, launch_arguments
 
@@ -78,6 +81,31 @@ def test_a_visitor_finds_it_ready_to_run(config: dict[str, Any]) -> None:
     assert "compiles, about 20 s" in boxes[1]["info"]
 
 
+def test_a_gpu_that_has_not_answered_yet_is_given_the_benefit_of_the_doubt() -> None:
+    """The page does not wait for a GPU, and what a visitor starts with stays ticked."""
+
+    class Slow(Engine):
+        answered = False
+
+        def device_info(self) -> dict[str, Any]:
+            return super().device_info() | {"ready": self.answered}
+
+    engine = Slow("cuda:0", speed=0.0)
+    context = Context(engine, Models(), "cuda:0")
+    boxes = [
+        component["props"]
+        for component in build(context).get_config_file()["components"]
+        if "backend-box" in (component["props"].get("elem_classes") or [])
+    ][:5]
+    assert [box["value"] for box in boxes] == [True, True, True, False, False]
+    assert context.status("demo-dit", "blast") == []
+    engine.answered = True
+    kept = box_updates(
+        context.status("demo-dit", "blast"), [True, True, True, False, False], ["dense"]
+    )
+    assert [update["value"] for update in kept] == [True, True, False, False, False]
+
+
 def test_no_request_leaves_the_machine_for_looks(config: dict[str, Any]) -> None:
     """No font, script or style from elsewhere (C10)."""
     sheet = STYLE_SHEET.read_text(encoding="utf-8")
@@ -115,8 +143,9 @@ import sys, urllib.request
 sys.path.insert(0, "tests/app")
 from app.serve import quiet_environment
 quiet_environment()
-from conftest import Engine
+from stand_in import Engine
 from app.context import Context
+from app.controls import box_updates
 from app.forms import Models
 from app.ui import build, launch_arguments
 page = build(Context(Engine(), Models(), "cpu"))
