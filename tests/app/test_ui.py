@@ -103,7 +103,7 @@ def test_a_gpu_that_has_not_answered_yet_is_given_the_benefit_of_the_doubt() -> 
     kept = box_updates(
         context.status("demo-dit", "blast"), [True, True, True, False, False], ["dense"]
     )
-    assert [update["value"] for update in kept] == [True, True, False, False, False]
+    assert [update.value for update in kept] == [True, True, False, False, False]
 
 
 def test_no_request_leaves_the_machine_for_looks(config: dict[str, Any]) -> None:
