@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             engine.wait_ready(_PROBE_S)
             console.print(f"{engine.device_info()['name']}, {job.model}, {job.task}")
             backends = _backends(options, engine, job, console)
-            made, pictures, failures = _follow(engine, job, backends, console)
+            made, pictures, failures = _follow(engine, job, backends, console, options.json)
     except (ValueError, TypeError) as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 2
@@ -55,10 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = reports.build(made, pictures, failures)
     console.print(_table(report))
     console.print(report["verdict"], markup=False)
-    if options.json:
-        path = Path(options.json)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if options.pictures:
         _save(pictures, Path(options.pictures))
     return 1 if failures else 0
@@ -144,8 +140,14 @@ def _backends(options: argparse.Namespace, engine: Engine, job: Job, console: Co
     return [status.id for status in statuses if status.available]
 
 
+def _write(path: str, report: reports.Report) -> None:
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
 def _follow(
-    engine: Engine, job: Job, backends: list[str], console: Console
+    engine: Engine, job: Job, backends: list[str], console: Console, path: str | None
 ) -> tuple[list[dict[str, Any]], dict[str, list[bytes]], dict[str, str]]:
     made: list[dict[str, Any]] = []
     pictures: dict[str, list[bytes]] = {}
@@ -175,10 +177,15 @@ def _follow(
                 made.append(event.report)
                 if event.images:
                     pictures[event.backend] = event.images
+                if path:
+                    # After every backend, so that an interrupted comparison keeps what it has.
+                    _write(path, reports.build(made, pictures, failures))
                 for class_id, label, share in event.top or []:
                     console.print(f"    {share:6.1%}  {label} ({class_id})", markup=False)
             case Failed():
                 failures[event.backend] = event.message
+                if path and made:
+                    _write(path, reports.build(made, pictures, failures))
                 title = backend_info(event.backend).title
                 console.print(f"{title} failed: {event.message}", style="red", markup=False)
     return made, pictures, failures

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
-from app.engine import machine
+from app.engine import channel, machine
 from app.engine.availability import backend_statuses
 from app.engine.events import Event
 from app.engine.fairness import DeviceLine
@@ -232,8 +232,11 @@ class Engine:
         answer: dict[str, Any] = {"error": f"{self.device} did not answer"}
         try:
             worker.send("probe", self.device)
-            if (message := worker.receive(_PROBE_S)) is not None:
-                answer = message[2]
+            match worker.receive(_PROBE_S):
+                case (_, channel.ANSWERED, facts):
+                    answer = facts
+                case (_, _, failure):
+                    answer = {"error": f"looking at {self.device} failed: {failure['message']}"}
         except WorkerDiedError as error:
             answer = {"error": f"looking at {self.device} failed: {error}"}
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from app.engine import Engine, machine
+from app.engine.channel import ANSWERED, read_message
 from app.engine.jobs import BackendStatus
+from app.engine.worker.loop import Outbox
 
 
 def statuses(engine: Engine, **options: bool) -> dict[str, BackendStatus]:
@@ -114,3 +117,16 @@ sys.exit(", ".join(heavy) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_worker_can_report_a_field_called_name() -> None:
+    """The facts on a GPU hold its name; they once clashed with the report's own."""
+    stream = io.BytesIO()
+    outbox = Outbox(stream)
+    outbox(ANSWERED, name="NVIDIA H200", capability=(9, 0))
+    stream.seek(0)
+    assert read_message(stream) == (
+        0,
+        ANSWERED,
+        {"name": "NVIDIA H200", "capability": (9, 0)},
+    )

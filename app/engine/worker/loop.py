@@ -73,7 +73,7 @@ class Outbox:
         self._stream = stream
         self.number = 0
 
-    def __call__(self, name: str, **fields: Any) -> None:
+    def __call__(self, name: str, /, **fields: Any) -> None:
         try:
             write_message(self._stream, (self.number, name, fields))
         except OSError:

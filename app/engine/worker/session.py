@@ -36,7 +36,7 @@ _MAX_SHAPES = 256
 
 
 class Report(Protocol):
-    def __call__(self, name: str, **fields: Any) -> None: ...
+    def __call__(self, name: str, /, **fields: Any) -> None: ...
 
 
 Check = Callable[[], None]
