@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -114,3 +115,59 @@ def missing_note(entry: ModelEntry) -> str:
 def card_updates(ticks: Sequence[bool]) -> list[Any]:
     """Cards of the ticked backends are shown."""
     return [gr.Column(visible=bool(ticked)) for ticked in ticks]
+
+
+@dataclass(frozen=True)
+class Controls:
+    """The components that both tabs have on the left."""
+
+    model: gr.Dropdown
+    note: gr.HTML
+    untrained: gr.Checkbox
+    structure: gr.Dropdown
+    boxes: list[gr.Checkbox]
+    run: gr.Button
+    stop: gr.Button
+
+
+def model_controls(context: Context, task: str) -> tuple[gr.Dropdown, gr.HTML, gr.Checkbox]:
+    """The model, how to get it where it is not here, and the waiver of its weights."""
+    entry = context.models.first(task)
+    model = gr.Dropdown(
+        model_choices(context, task), value=entry.id, label="Model", elem_id=f"{task}-model"
+    )
+    note = gr.HTML(missing_note(entry), visible=not entry.available())
+    untrained = gr.Checkbox(
+        label="untrained weights, for timing only",
+        value=False,
+        container=False,
+        visible=can_waive(entry),
+        elem_classes=["untrained-box"],
+        elem_id=f"{task}-untrained",
+    )
+    return model, note, untrained
+
+
+def compare_controls(context: Context, task: str) -> tuple[list[gr.Checkbox], gr.Dropdown]:
+    """The backends to compare, and the structure of the BLR ones."""
+    entry = context.models.first(task)
+    variant = default_variant(entry)
+    gr.HTML('<p class="group">Compare</p>')
+    with gr.Column(elem_classes=["compare"], elem_id=f"{task}-compare"):
+        boxes = compare_boxes(context.status(entry.id, variant), context.default_ticks)
+    structure = gr.Dropdown(
+        variant_choices(entry), value=variant, label="Structure", elem_id=f"{task}-structure"
+    )
+    return boxes, structure
+
+
+def run_controls(task: str, same: str) -> tuple[gr.Button, gr.Button]:
+    """Run, Stop and one calm line; `same` is what all backends start from."""
+    with gr.Row(elem_classes=["actions"]):
+        run = gr.Button("Run", variant="primary", min_width=0, elem_id=f"{task}-run")
+        stop = gr.Button("Stop", interactive=False, scale=0, min_width=72, elem_id=f"{task}-stop")
+    gr.HTML(
+        f'<p class="explain">Same {same} for every backend. '
+        "They run one after another on this device.</p>"
+    )
+    return run, stop

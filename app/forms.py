@@ -21,6 +21,7 @@ PREVIEWS = 10
 """About this many previews are decoded in a run, however many steps it has."""
 
 MAX_PAGE_IMAGES = 8
+MAX_PAGE_BATCH = 64
 DEFAULT_CLASSES = ("shark", "fox", "strawberry", "tiger", "apple")
 
 
@@ -193,11 +194,14 @@ def classify_job(
     untrained: Any,
 ) -> ClassifyJob:
     """A checked job (C8)."""
+    count = whole("batch", batch)
+    if not 1 <= count <= MAX_PAGE_BATCH:
+        raise ValueError(f"batch must be between 1 and {MAX_PAGE_BATCH}, got {count}")
     return ClassifyJob(
         model=entry.id,
         variant=cast(Any, variant),
         image=image,
         repeats=whole("repeats", repeats),
-        batch=whole("batch", batch),
+        batch=count,
         untrained=check_weights(entry, untrained),
     )

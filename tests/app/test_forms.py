@@ -14,6 +14,7 @@ from app.engine import BackendStatus
 from app.forms import (
     chosen_backends,
     class_choices,
+    classify_job,
     find_class,
     generate_job,
     read_picture,
@@ -53,6 +54,24 @@ def test_wrong_values_never_reach_the_model(field: str, value: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         generate_job(IMAGENET, **(GOOD | {field: value}))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("repeats", 0), ("repeats", 1001), ("batch", 0), ("batch", 65), ("batch", "2")],
+)
+def test_forwards_and_batch_are_bounded(tmp_path: Path, field: str, value: Any) -> None:
+    """Values that would run for hours or fill the memory are refused (C8)."""
+    path = tmp_path / "upload.png"
+    Image.new("RGB", (8, 8), "red").save(path)
+    good = {
+        "image": read_picture(path), "variant": "blast", "repeats": 3, "batch": 1,
+        "untrained": True,
+    }  # fmt: skip
+    entry = get_model("vit-b-16")
+    assert classify_job(entry, **good).repeats == 3
+    with pytest.raises((TypeError, ValueError), match=field):
+        classify_job(entry, **(good | {field: value}))
 
 
 @pytest.mark.parametrize("text", ["2", " great white shark", "GREAT WHITE SHARK", "White Shark"])

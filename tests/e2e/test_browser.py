@@ -192,7 +192,7 @@ def test_others_see_their_place_and_stop_only_their_own(pages: Watched) -> None:
     """One run at a time on a device; Stop works while another event runs (C1)."""
     mine, theirs = pages.open(), pages.open()
     for page in (mine, theirs):
-        fill_number(page, "generate-steps", 250)
+        fill_number(page, "generate-steps", 1000)
         page.locator("#generate-compare .box-blr-torch input").uncheck()
     run(mine, "generate")
     mine.wait_for_function(
@@ -204,8 +204,18 @@ def test_others_see_their_place_and_stop_only_their_own(pages: Watched) -> None:
     expect(theirs.locator("#generate-verdict")).to_contain_text("1 run is ahead of yours")
     theirs.locator("#generate-stop").click()
     expect(theirs.locator("#generate-verdict")).to_contain_text("Stopped")
-    assert step_of(mine, "generate", "dense") > 0
-    expect(mine.locator("#generate-verdict")).to_contain_text("Dense")
+
+    # The tabs of one page are told apart too.
+    open_tab(mine, "Classify")
+    run(mine, "classify")
+    expect(mine.locator("#classify-verdict")).to_contain_text("1 run is ahead of yours")
+    mine.locator("#classify-stop").click()
+    expect(mine.locator("#classify-verdict")).to_contain_text("Stopped")
+    open_tab(mine, "Generate")
+    before = step_of(mine, "generate", "dense")
+    assert before > 0
+    mine.wait_for_timeout(1000)
+    assert step_of(mine, "generate", "dense") > before
     expect(mine.locator("#generate-stop")).to_be_enabled()
     mine.locator("#generate-stop").click()
     expect(mine.locator("#generate-verdict")).to_contain_text("Stopped at step")
