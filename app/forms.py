@@ -22,7 +22,7 @@ PREVIEWS = 10
 
 MAX_PAGE_IMAGES = 8
 MAX_PAGE_BATCH = 64
-DEFAULT_CLASSES = ("shark", "fox", "strawberry", "tiger", "apple")
+DEFAULT_CLASSES = ("fox", "shark", "strawberry", "tiger", "apple")
 
 
 class Models:

@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 _VARIANT_TITLES = {"low_rank": "low rank", "monarch": "Monarch", "blast": "BLAST"}
 
-# Seconds that the first compilation of a model was seen to take, on two CPU cores with the bundled
-# models and on an H200 with the large ones. Later ones find their kernels in inductor's cache.
+# Seconds that the first compilation of a model was seen to take: on two CPU cores with the bundled
+# models, and on an H200 with the large ones (assets/benchmarks/h200-*.json). Later ones find their
+# kernels in inductor's cache.
 _COMPILE_S = {
     ("cpu", "generate"): {"compiled": 20.0, "blr-compiled": 40.0},
     ("cpu", "classify"): {"compiled": 10.0, "blr-compiled": 20.0},
-    ("cuda", "generate"): {"compiled": 50.0, "blr-compiled": 90.0, "blr-triton": 60.0},
-    ("cuda", "classify"): {"compiled": 25.0, "blr-compiled": 45.0, "blr-triton": 30.0},
+    ("cuda", "generate"): {"compiled": 26.0, "blr-compiled": 42.0, "blr-triton": 33.0},
+    ("cuda", "classify"): {"compiled": 11.0, "blr-compiled": 13.0, "blr-triton": 15.0},
 }
 
 

@@ -71,6 +71,12 @@ def _package(run: Run, options: argparse.Namespace) -> None:
     bundle.write_assets(run.out, options.assets)
 
 
+def _sheet(run: Run, options: argparse.Namespace) -> None:
+    from model_zoo.demo import sheet
+
+    sheet.write_sheet(options.assets / "examples" / "samples.png")
+
+
 STAGES: dict[str, Callable[[Run, argparse.Namespace], None]] = {
     "icons": _icons,
     "autoencoder": _autoencoder,
@@ -80,6 +86,7 @@ STAGES: dict[str, Callable[[Run, argparse.Namespace], None]] = {
     "heal-vit": _heal_vit,
     "evaluate": _evaluate,
     "package": _package,
+    "sheet": _sheet,
 }
 
 
