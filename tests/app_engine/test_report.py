@@ -57,6 +57,29 @@ def test_ratios_are_computed_one_way() -> None:
     assert report["ratios"]["dense"]["memory_weights"] == 1.0
 
 
+def test_a_compiled_backend_is_compared_with_the_compiled_original() -> None:
+    """What compiling alone gives is not credited to block low rank (C16)."""
+    results = [
+        result("dense", 28.8, 1430.0),
+        result("compiled", 3.2, 1430.0, compile_s=26.0),
+        result("blr-triton", 4.8, 797.0, compile_s=33.0),
+        result("blr-torch", 36.0, 797.0),
+    ]
+    report = reports.build(results)
+    ratios = report["ratios"]
+    assert ratios["blr-triton"]["like"] == "compiled"
+    assert ratios["blr-triton"]["speedup_like"] == pytest.approx(3.2 / 4.8)
+    assert ratios["blr-triton"]["speedup"] == pytest.approx(6.0)
+    assert ratios["blr-torch"]["like"] == ratios["compiled"]["like"] == "dense"
+    assert "BLR Triton is 1.50x slower than Compiled here" in report["verdict"]
+    assert "BLR PyTorch is 1.25x slower than Dense here" in report["verdict"]
+
+    without = reports.build([results[0], results[2]])
+    assert without["ratios"]["blr-triton"]["like"] is None
+    assert "6.00x faster than Dense here" in without["verdict"]
+    assert "tick Compiled to compare like with like" in without["verdict"]
+
+
 def test_words_and_table_agree_with_the_numbers() -> None:
     """C16: what takes longer is called slower."""
     report = reports.build([result("dense", 40.0, 100.0), result("blr-torch", 48.0, 55.0)])
