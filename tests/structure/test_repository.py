@@ -70,3 +70,16 @@ def test_readme_links_lead_somewhere() -> None:
     targets = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", readme)
     assert targets
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_readme_code_runs() -> None:
+    """The example of the library; the API's is run by the end-to-end tests."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = (ROOT / "tests/e2e/api_example.py").read_text(encoding="utf-8").strip()
+    blocks = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    own = [block for block in blocks if block.strip() != example]
+    assert own
+    for block in own:
+        names: dict[str, object] = {}
+        exec(compile(block, "README.md", "exec"), names)
+        assert tuple(names["y"].shape) == (197, 3072)  # type: ignore[attr-defined]
