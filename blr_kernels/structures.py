@@ -178,8 +178,10 @@ def structure_from_dict(data: Mapping[str, object]) -> Structure:
 
     Raises:
         ValueError: if the kind is unknown, a key is missing or one is left over.
-        TypeError: if a size is not an int.
+        TypeError: if a size is not an int, or ``data`` no mapping.
     """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a structure must be a mapping, got {type(data).__name__}")
     kind = data.get("kind")
     _check_kind(kind)
     expected = {"kind", "rank"} if kind == "low_rank" else {"kind", "blocks", "rank"}

@@ -28,6 +28,7 @@ from model_zoo.headers import (
     CheckpointError,
     Header,
     config_of,
+    is_finite_number,
     read_config,
     read_header,
 )
@@ -115,7 +116,7 @@ class VariantFile:
         self.path = Path(path)
         self._header = read_header(self.path)
         self.config = _checked_config(self.path, self._header, "variant")
-        self.structures = _structures(self.path, self.config)
+        self.structures = _structures(self.config)
 
     def check_(self, model: nn.Module) -> None:
         """Refuse a model that is not the base, or a file that lacks what its layers need.
@@ -149,6 +150,8 @@ class VariantFile:
         """
         parameters = dict(model.named_parameters())
         for name, expected in self.config["values"].items():
+            if name not in parameters:
+                raise CheckpointError(f"{self.path} knows {name}, which this model lacks")
             value = _sample_value(parameters[name])
             if not math.isclose(value, expected, abs_tol=_SAMPLE_TOLERANCE):
                 raise CheckpointError(
@@ -170,7 +173,8 @@ def load_variant_(model: nn.Module, path: str | Path, *, backend: Backend = Back
     A dense weight is freed when its factors arrive. They take its device and dtype.
 
     Raises:
-        CheckpointError: the file is no variant of this model, or damaged. The model is unchanged.
+        CheckpointError: the file is no variant of this model, or damaged. The model is unchanged,
+            unless it was a factor that is not finite.
     """
     variant = VariantFile(path)
     variant.check_(model)
@@ -221,7 +225,7 @@ def load_model_(
     config = _checked_config(path, read_header(path), "model")
     _check_base(path, config, model)
     model.to("meta")
-    replace_linears_(model, _structures(path, config), backend=backend)
+    replace_linears_(model, _structures(config), backend=backend)
     with open_weights(path) as reader:
         fill_(model, reader, device=device, dtype=dtype)
 
@@ -325,20 +329,19 @@ def _checked_config(path: Path, header: Header, content: str) -> dict[str, Any]:
     config = config_of(path, header)
     if config.get("content") != content:
         raise CheckpointError(f"{path} holds a {config.get('content')}, expected a {content}")
-    for key in ("base", "architecture", *(["values"] if content == "variant" else [])):
-        if key not in config:
+    for key in ("base", "architecture"):
+        if not isinstance(config.get(key), str):
             raise CheckpointError(f"{path} has a config without {key}")
+    if content == "variant":
+        values = config.get("values")
+        if not isinstance(values, dict) or not all(map(is_finite_number, values.values())):
+            raise CheckpointError(f"{path} has a config without values of its base")
     return config
 
 
-def _structures(path: Path, config: Mapping[str, Any]) -> dict[str, Structure]:
-    try:
-        return {
-            name: structure_from_dict(layer["structure"])
-            for name, layer in config["layers"].items()
-        }
-    except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path} has a layer that cannot be read: {error}") from None
+def _structures(config: Mapping[str, Any]) -> dict[str, Structure]:
+    layers = config["layers"].items()
+    return {name: structure_from_dict(layer["structure"]) for name, layer in layers}
 
 
 def _check_base(path: Path, config: Mapping[str, Any], model: nn.Module) -> None:
@@ -386,4 +389,7 @@ def _fill_layer(
     for leaf, _ in list(layer.named_parameters(recurse=False)):
         tensor = reader.tensor(f"{name}.{leaf}")
         # A copy always: a tensor of the file's own memory would keep the whole file mapped.
-        set_tensor_(layer, leaf, tensor.to(device=device, dtype=dtype, copy=True))
+        copied = tensor.to(device=device, dtype=dtype, copy=True)
+        if not bool(torch.isfinite(copied).all()):
+            raise CheckpointError(f"{reader.path}: {name}.{leaf} is not finite in {dtype}")
+        set_tensor_(layer, leaf, copied)

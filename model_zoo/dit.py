@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from blr_kernels.structures import Blast, LowRank, Monarch, Structure
 from model_zoo.checkpoint import CheckpointError, VariantFile
 from model_zoo.convert import Rule, Saving, replace_linears_
 from model_zoo.headers import read_header
+from model_zoo.json_files import read_object
 from model_zoo.registry import ModelEntry
 from model_zoo.sampling import Denoiser, decode, denoise
 from model_zoo.sources import entry_of, folder_of, variant_file
@@ -68,6 +70,11 @@ _VAE: dict[str, Any] = {
     "sample_size": 256,
     "scaling_factor": 0.18215,
 }
+# Sizes beyond these are a mistake, or meant to fill the memory.
+_MOST = {
+    "num_layers": 1000, "num_attention_heads": 1000, "attention_head_dim": 1000,
+    "sample_size": 512, "patch_size": 512,
+}  # fmt: skip
 _UNTRAINED_SAMPLE_SIZE = {"dit-xl-2-256": 32, "dit-xl-2-512": 64}
 
 
@@ -166,12 +173,16 @@ def load_dit(
         vae_config = AutoencoderKL.load_config(folder / "vae", local_files_only=True)
         scheduler = _scheduler(folder / "scheduler")
 
-    transformer = _transformer_on_meta(config)
+    try:
+        transformer = _transformer_on_meta(config)
+    except Exception as error:  # diffusers raises all sorts of errors for sizes that do not fit
+        raise ValueError(f"{entry.id}: its config makes no transformer: {error}") from None
     if fuse_qkv:
         fuse_qkv_(transformer)
     if untrained:
         if variant is not None:
             untrained_variant_(transformer, str(variant), backend=backend)
+        _embed_positions_(transformer)
         fill_random_(transformer, device=device, dtype=dtype)
         with torch.device("meta"):
             vae = AutoencoderKL.from_config(vae_config)
@@ -181,6 +192,9 @@ def load_dit(
         path = None if variant is None else variant_file(entry, variant)
         _fill_transformer(transformer, folder / "transformer", path, device, dtype, backend)
         vae = _load_vae(folder / "vae", dtype).to(device)
+    scaling_factor = float(vae.config.scaling_factor)
+    if not 0 < scaling_factor < math.inf:
+        raise ValueError(f"{entry.id}: scaling_factor must be positive, got {scaling_factor}")
     return DiT(
         transformer=transformer.eval(),
         vae=vae.eval(),
@@ -189,7 +203,7 @@ def load_dit(
         model=entry.id,
         untrained=untrained,
         config=dict(transformer.config),
-        scaling_factor=float(vae.config.scaling_factor),
+        scaling_factor=scaling_factor,
         out_channels=int(transformer.out_channels),
     )
 
@@ -252,6 +266,7 @@ def save_dit(dit: DiT, folder: str | Path) -> None:
         else:
             tensors[name] = tensor
     plain = _transformer_on_meta(dict(dit.config))
+    _embed_positions_(plain)
     plain.load_state_dict(tensors, assign=True)
     pipeline = DiTPipeline(plain, dit.vae, dit.scheduler)
     pipeline.save_pretrained(folder, safe_serialization=True)
@@ -323,21 +338,25 @@ def _structure(kind: str, rank: int) -> Structure:
 
 def _transformer_config(folder: Path) -> dict[str, Any]:
     path = folder / "transformer" / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
+    config = read_object(path)
     found = config.get("_class_name")
     if found not in ("DiTTransformer2DModel", "Transformer2DModel"):
         raise ValueError(f"{path} is of a {found}, expected a DiTTransformer2DModel")
+    for key, most in _MOST.items():
+        value = config.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(f"{path}: {key} must be between 1 and {most}, got {value!r}")
     known = inspect.signature(DiTTransformer2DModel.__init__).parameters
     return {key: value for key, value in config.items() if key in known}
 
 
 def _transformer_on_meta(config: Mapping[str, Any]) -> DiTTransformer2DModel:
     with torch.device("meta"):
-        transformer = DiTTransformer2DModel(**config)
-    # Position embeddings are computed, not stored: the one thing that meta cannot give.
+        return DiTTransformer2DModel(**config)
+
+
+def _embed_positions_(transformer: DiTTransformer2DModel) -> None:
+    """Compute the position embeddings: they are not stored, so meta and files lack them."""
     embed = PatchEmbed(
         height=transformer.config.sample_size,
         width=transformer.config.sample_size,
@@ -346,17 +365,21 @@ def _transformer_on_meta(config: Mapping[str, Any]) -> DiTTransformer2DModel:
         embed_dim=transformer.inner_dim,
     )
     transformer.pos_embed.pos_embed = embed.pos_embed
-    return transformer
 
 
 def _scheduler(folder: Path) -> Any:
     path = folder / "scheduler_config.json"
-    name = json.loads(path.read_text(encoding="utf-8")).get("_class_name", "")
+    name = str(read_object(path).get("_class_name"))
     scheduler: Any = getattr(diffusers, name, None)
     known = inspect.isclass(scheduler) and SchedulerMixin in inspect.getmro(scheduler)
     if not known:
         raise ValueError(f"{path} names {name!r}, which is no scheduler of diffusers")
-    return scheduler.from_pretrained(folder, local_files_only=True)
+    if not hasattr(scheduler, "scale_model_input"):
+        raise ValueError(f"{path} names {name}, which is not for models that predict noise")
+    try:
+        return scheduler.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # as above
+        raise ValueError(f"{path} makes no scheduler: {error}") from None
 
 
 def _load_vae(folder: Path, dtype: torch.dtype) -> AutoencoderKL:
@@ -379,7 +402,7 @@ def _load_vae(folder: Path, dtype: torch.dtype) -> AutoencoderKL:
 
 
 def _fill_transformer(
-    transformer: nn.Module,
+    transformer: DiTTransformer2DModel,
     folder: Path,
     variant_path: Path | None,
     device: torch.device | str,
@@ -415,4 +438,6 @@ def _fill_transformer(
     if variant is not None:
         variant.fill_(transformer, device=device, dtype=dtype)
         variant.check_values(transformer)
+    # Only now that the file's shapes have vouched for the sizes.
+    _embed_positions_(transformer)
     move_buffers_(transformer, device=device, dtype=dtype)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from blr_kernels.structures import structure_from_dict
 
 __all__ = [
     "FORMAT",
@@ -72,7 +75,7 @@ def read_header(path: str | Path) -> Header:
             for name, info in raw.items()
         }
         end = max((info["data_offsets"][1] for info in raw.values()), default=0)
-    except (ValueError, AttributeError, KeyError, TypeError, IndexError):
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError):
         raise CheckpointError(f"{path} is not a safetensors file") from None
     expected = 8 + length + end
     if size != expected:
@@ -84,8 +87,11 @@ def read_header(path: str | Path) -> Header:
 def read_config(path: str | Path) -> dict[str, Any]:
     """The config that :mod:`model_zoo.checkpoint` wrote into a file's metadata.
 
+    Every layer of it has its sizes, a structure that fits them, the number of its parameters and
+    its relative error, or None.
+
     Raises:
-        CheckpointError: not such a file, or of another version.
+        CheckpointError: not such a file, of another version, or with a config that is damaged.
     """
     return config_of(path, read_header(path))
 
@@ -100,8 +106,36 @@ def config_of(path: str | Path, header: Header) -> dict[str, Any]:
         raise CheckpointError(f"{path} has version {version!r}, this program reads {VERSION!r}")
     try:
         config = json.loads(header.metadata["config"])
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, RecursionError):
         raise CheckpointError(f"{path} has no readable config in its metadata") from None
     if not isinstance(config, dict) or not isinstance(config.get("layers"), dict):
         raise CheckpointError(f"{path} has a config without layers")
+    for name, layer in config["layers"].items():
+        try:
+            _check_layer(layer)
+        except KeyError as error:
+            raise CheckpointError(f"{path}: layer {name} lacks {error}") from None
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{path}: layer {name} cannot be read: {error}") from None
     return config
+
+
+def _check_layer(layer: Any) -> None:
+    if not isinstance(layer, dict):
+        raise TypeError(f"it must be an object, got {layer!r}")
+    structure = structure_from_dict(layer["structure"])
+    count = structure.parameter_count(layer["in_features"], layer["out_features"])
+    if layer["parameters"] != count:
+        raise ValueError(f"{structure} has {count} parameters, got {layer['parameters']!r}")
+    if layer["relative_error"] is not None and not is_finite_number(layer["relative_error"]):
+        raise ValueError(f"relative_error must be a number, got {layer['relative_error']!r}")
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether JSON gave a number that is neither NaN nor infinite, nor too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False

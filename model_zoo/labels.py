@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache, lru_cache
@@ -12,6 +11,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from model_zoo.json_files import read_object
+
 __all__ = [
     "classify_labels",
     "find_class",
@@ -19,6 +20,10 @@ __all__ = [
     "imagenet_labels",
     "search_labels",
 ]
+
+
+MAX_CLASSES = 100_000
+"""More are refused: no model here has as many, and each becomes a choice on the page."""
 
 
 def search_labels(labels: Mapping[int, str], text: str) -> list[tuple[int, str]]:
@@ -109,29 +114,54 @@ def _table(path: Path) -> dict[str, str]:
 
 
 def generate_labels(folder: Path) -> dict[int, str]:
-    """Labels of a ``DiTPipeline`` folder: its ``id2label``, else by its number of classes."""
+    """Labels of a ``DiTPipeline`` folder: its ``id2label``, else by its number of classes.
+
+    Raises:
+        ValueError: neither can be read as that.
+    """
     named = _json(folder / "model_index.json").get("id2label")
     if isinstance(named, dict) and named:
-        return {int(index): str(label) for index, label in named.items()}
+        wrong = [key for key in named if not (key.isascii() and key.isdecimal() and len(key) < 8)]
+        if wrong:
+            raise ValueError(f"{folder}: id2label must have ids as keys, got {wrong[0]!r}")
+        return {int(index): _name(label) for index, label in named.items()}
     config = _json(folder / "transformer" / "config.json")
-    return _numbered(int(config.get("num_embeds_ada_norm") or 0))
+    return _numbered(folder, config.get("num_embeds_ada_norm"))
 
 
 def classify_labels(folder: Path) -> dict[int, str]:
-    """Labels of a timm folder: its ``label_names``, with descriptions where it has them."""
+    """Labels of a timm folder: its ``label_names``, with descriptions where it has them.
+
+    Raises:
+        ValueError: neither they nor the number of classes can be read as that.
+    """
     config = _json(folder / "config.json")
     inner = config.get("pretrained_cfg")
     config = {**(inner if isinstance(inner, dict) else {}), **config}
     names = config.get("label_names")
     if not names:
-        return _numbered(int(config.get("num_classes") or 0))
-    described = config.get("label_descriptions") or {}
+        return _numbered(folder, config.get("num_classes"))
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{folder}: label_names must be a list of names")
+    described = config.get("label_descriptions")
     if isinstance(described, list):
         described = dict(zip(names, described, strict=False))
-    return {index: str(described.get(name, name)) for index, name in enumerate(names)}
+    if not isinstance(described, dict):
+        described = {}
+    return {index: _name(described.get(name, name)) for index, name in enumerate(names)}
 
 
-def _numbered(count: int) -> dict[int, str]:
+def _name(label: Any) -> str:
+    """A label in one line."""
+    return " ".join(str(label).split())
+
+
+def _numbered(folder: Path, count: Any) -> dict[int, str]:
+    count = 0 if count is None else count
+    if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_CLASSES:
+        raise ValueError(
+            f"{folder}: the number of classes must be between 0 and {MAX_CLASSES}, got {count!r}"
+        )
     if count == 1000 and imagenet_labels():
         return imagenet_labels()
     return {index: f"class {index}" for index in range(count)}
@@ -146,7 +176,4 @@ def _json(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=64)
 def _parsed(path: Path, changed: int) -> dict[str, Any]:
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} holds no JSON object")
-    return data
+    return read_object(path)

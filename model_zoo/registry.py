@@ -8,7 +8,6 @@ a bundled or local model, and in :func:`variants_dir` for a model of the hub's c
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from model_zoo.headers import CheckpointError, read_config
+from model_zoo.json_files import read_object
 from model_zoo.labels import (
     classify_labels,
     find_class,
@@ -159,6 +159,9 @@ class ModelEntry:
     def labels(self) -> dict[int, str]:
         """Names of the classes by id, as the model's own files give them; else ImageNet's where
         the model has its 1000 classes.
+
+        Raises:
+            ValueError: the model's files say what cannot be; one line.
         """
         folder = self.folder()
         if folder is None:
@@ -311,22 +314,13 @@ def _hub_cache() -> str:
 
 
 def _folder_entry(folder: Path) -> ModelEntry:
-    def read(name: str) -> dict[str, object]:
-        try:
-            data = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{folder / name} cannot be read: {error}") from None
-        if not isinstance(data, dict):
-            raise ValueError(f"{folder / name} holds no JSON object")
-        return data
-
     if (folder / "model_index.json").is_file():
-        found = read("model_index.json").get("_class_name")
+        found = read_object(folder / "model_index.json").get("_class_name")
         if found != "DiTPipeline":
             raise ValueError(f"{folder} holds a {found}, expected a DiTPipeline")
         return ModelEntry(str(folder), folder.name, "generate", str(folder))
     if (folder / "config.json").is_file():
-        if not read("config.json").get("architecture"):
+        if not read_object(folder / "config.json").get("architecture"):
             raise ValueError(f"{folder / 'config.json'} names no architecture, expected timm's")
         return ModelEntry(str(folder), folder.name, "classify", str(folder))
     raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,14 +111,18 @@ def load_vit(
             if variant is not None:
                 load_variant_(model, variant_file(entry, variant), backend=backend)
             model.to(device=device, dtype=dtype)
-    except (RuntimeError, OSError, pickle.UnpicklingError) as error:
-        # What timm raises for an unknown architecture, tensors that do not fit, a foreign file.
-        reason = " ".join(str(error).split())
+        data: dict[str, Any] = resolve_model_data_config(model)
+        preprocess = create_transform(**data, is_training=False)
+    except (ValueError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        # timm does what the folder's config says, so anything can come: an unknown architecture,
+        # arguments that it does not take, tensors that do not fit, a foreign file.
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{entry.id} cannot be loaded: {reason}") from None
-    data: dict[str, Any] = resolve_model_data_config(model)
     return ViT(
         model=model.eval(),
-        preprocess=create_transform(**data, is_training=False),
+        preprocess=preprocess,
         labels=entry.labels(),
         name=entry.id,
         untrained=untrained,

@@ -74,7 +74,7 @@ class _BinReader:
 
 @contextmanager
 def open_weights(path: str | Path) -> Iterator[Reader]:
-    """Open ``.safetensors``, or ``.bin`` with ``weights_only=True``.
+    """Open a safetensors file, or a ``.bin`` with ``weights_only=True``.
 
     Raises:
         CheckpointError: missing, truncated, not that format, or a pickle of more than tensors.
@@ -83,7 +83,7 @@ def open_weights(path: str | Path) -> Iterator[Reader]:
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist")
     try:
-        yield _SafetensorsReader(path) if path.suffix == ".safetensors" else _BinReader(path)
+        yield _BinReader(path) if path.suffix == ".bin" else _SafetensorsReader(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} is not readable: {error}") from None
 

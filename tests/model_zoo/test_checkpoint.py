@@ -155,6 +155,70 @@ def test_wrong_content_is_refused(variant: Path, tmp_path: Path) -> None:
     refused(tiny_vit(), out, "has stray")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "match"),
+    [
+        ("in_features", None, "in_features must be an int"),
+        ("out_features", "x", "out_features must be an int"),
+        ("structure", [], "must be a mapping"),
+        ("structure", {"kind": "blast", "blocks": 10**9, "rank": 1}, "at least blocks"),
+        ("structure", {"kind": "blast", "blocks": 3, "rank": 10**12}, "has .* parameters, got"),
+        ("parameters", 7, "has .* parameters, got 7"),
+        ("relative_error", float("nan"), "relative_error must be a number"),
+        ("relative_error", 10**400, "relative_error must be a number"),
+    ],
+)
+def test_a_layer_of_wrong_facts_is_refused(
+    variant: Path, tmp_path: Path, key: str, value: object, match: str
+) -> None:
+    """By everybody who reads the config, the page too."""
+    layers = read_config(variant)["layers"]
+    name = next(iter(layers))
+    out = tmp_path / "e.safetensors"
+    edited(variant, out, config__layers={**layers, name: {**layers[name], key: value}})
+    with pytest.raises(CheckpointError, match=match):
+        read_config(out)
+    refused(tiny_vit(), out, match)
+    missing = {k: v for k, v in layers[name].items() if k != key}
+    refused(tiny_vit(), edited(variant, out, config__layers={name: missing}), f"lacks '{key}'")
+    refused(tiny_vit(), edited(variant, out, config__layers={name: value}), name)
+
+
+@pytest.mark.parametrize("values", [None, [], {"a": "x"}, {"a": None}, {"nowhere.weight": 0.1}])
+def test_values_of_the_base_that_cannot_be_are_refused(
+    variant: Path, tmp_path: Path, values: object
+) -> None:
+    out = edited(variant, tmp_path / "e.safetensors", config__values=values)
+    refused(tiny_vit(), out, r"without values|knows nowhere\.weight")
+
+
+@pytest.mark.parametrize("text", [b"[" * 200_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000])
+def test_a_header_of_endless_depth_is_refused(tmp_path: Path, text: bytes) -> None:
+    bad = tmp_path / "deep.safetensors"
+    bad.write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        read_config(bad)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_factors_that_are_not_finite_are_refused(
+    variant: Path, tmp_path: Path, value: float
+) -> None:
+    tensors = load_file(variant)
+    name = next(iter(tensors))
+    tensors[name].view(-1)[0] = value
+    out = tmp_path / "e.safetensors"
+    save_file(tensors, out, read_header(variant).metadata)
+    with pytest.raises(CheckpointError, match=f"{name} is not finite in torch.float32"):
+        load_variant_(tiny_vit(), out)
+
+
+def test_a_variant_may_have_any_name(variant: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "any name ü.dat"
+    copy.write_bytes(variant.read_bytes())
+    load_variant_(tiny_vit(), copy)
+
+
 def test_a_whole_model_is_built_on_meta(tmp_path: Path) -> None:
     model, report = converted()
     path = tmp_path / "m.safetensors"
