@@ -170,8 +170,18 @@ def bars(info: BackendInfo, view: BackendView | None, count: int = 5) -> str:
     return f'<ol class="bars">{"".join(rows)}</ol>'
 
 
-def figures(info: BackendInfo, view: BackendView | None, word: str, pays_back: str = "") -> str:
-    """The large number, the progress bar and the details under it."""
+def figures(
+    info: BackendInfo,
+    view: BackendView | None,
+    word: str,
+    pays_back: str = "",
+    slowest_ms: float = 0.0,
+) -> str:
+    """The large number, a bar and the details under it.
+
+    The bar tells the progress while the backend runs, then its median as a share of
+    `slowest_ms`, the slowest backend's of this run.
+    """
     report = view.report if view is not None else None
     if report is not None:
         step = report["step_ms"]
@@ -186,7 +196,7 @@ def figures(info: BackendInfo, view: BackendView | None, word: str, pays_back: s
         compile_s = report.get("compile_s") or 0.0
         if compile_s > 0:
             rows.append(("compile", duration(compile_s) + (f", {pays_back}" if pays_back else "")))
-        share = 1.0
+        share = step["median"] / max(slowest_ms, step["median"])
     else:
         recent = sorted(y for _, y in view.latency) if view is not None else []
         number = milliseconds(recent[len(recent) // 2]) if recent else DASH

@@ -149,6 +149,8 @@ class Panel:
 
     def _areas(self, live: LiveRun | None, end: Conclusion | None) -> list[str]:
         drawn: list[str] = []
+        done = live.reports() if live is not None else []
+        slowest_ms = max((report["step_ms"]["median"] for report in done), default=0.0)
         for info in BACKENDS:
             view = live.views.get(info.id) if live is not None else None
             drawn.append(cards.head(info, view, self._word))
@@ -159,7 +161,7 @@ class Panel:
             else:
                 drawn.append(cards.bars(info, view))
             payback = end.payback.get(info.id, "") if end is not None else ""
-            drawn.append(cards.figures(info, view, self._word, payback))
+            drawn.append(cards.figures(info, view, self._word, payback, slowest_ms))
         drawn.append(self._latency_chart(live))
         drawn.append(self._memory_chart(live))
         rows = end.rows if end is not None else []

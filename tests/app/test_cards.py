@@ -74,6 +74,14 @@ def test_text_from_elsewhere_is_escaped(context: Context) -> None:
     assert "<img" not in cards.bars(view.info, view)
 
 
+def test_a_finished_bar_is_the_share_of_the_slowest(context: Context) -> None:
+    view = finished(context, ["dense"]).views["dense"]
+    assert view.report is not None
+    median = view.report["step_ms"]["median"]
+    assert "width:50.0%" in cards.figures(view.info, view, "step", slowest_ms=2 * median)
+    assert "width:100.0%" in cards.figures(view.info, view, "step", slowest_ms=median)
+
+
 def test_empty_cards_are_complete(context: Context) -> None:
     """Every area is there before the first run (C2)."""
     info = backend_info("dense")
