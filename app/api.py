@@ -13,6 +13,7 @@ from app.conclusion import conclude
 from app.context import DEVICE_QUEUE, WAITING_RUNS, Context, refusal
 from app.engine import BACKENDS, BackendId, Job
 from app.forms import (
+    check_variant,
     chosen_backends,
     classify_job,
     generate_job,
@@ -96,9 +97,10 @@ def mount(context: Context) -> None:
         """The backends, and whether each can run this model here."""
         try:
             entry = context.models.get(model)
+            known = context.status(entry.id, check_variant(variant))
         except ValueError as error:
             raise refusal(error) from None
-        status = {item.id: item for item in context.status(entry.id, variant)}
+        status = {item.id: item for item in known}
         return [
             {
                 "id": info.id,

@@ -106,6 +106,5 @@ def tab(context: Context) -> list[gr.Checkbox]:
         panel,
         [image, repeats, batch],
         make_job,
-        preprocess=False,  # gr.Image would decode the file before our checks see it
     )
     return boxes

@@ -22,6 +22,9 @@ WAITING_RUNS = 16
 QUEUE_LIMIT = 32
 """Requests that may wait for one of those; more are refused."""
 
+MAX_REFUSAL = 500
+"""Characters of the sentence that says why something is refused."""
+
 DEVICE_QUEUE = "device"
 """Everything that uses the device shares this one queue."""
 
@@ -127,4 +130,6 @@ def refusal(error: Exception) -> gr.Error:
     text = lines[0]
     if text.partition(" ")[0].isalpha():  # names of files and of models stay as they are
         text = text[:1].upper() + text[1:]
+    if len(text) > MAX_REFUSAL:  # what was sent is quoted, however long it is
+        text = text[:MAX_REFUSAL] + " …"
     return gr.Error(text, duration=8, print_exception=False)

@@ -6,6 +6,7 @@ Everything here raises `ValueError` or `TypeError` with one line for a person.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -76,9 +77,11 @@ def find_class(entry: ModelEntry, wanted: Any) -> int:
         TypeError: for anything else than an int or a text.
     """
     labels = entry.labels()
+    if wanted is None:
+        raise ValueError("choose a class first")
     if isinstance(wanted, bool) or not isinstance(wanted, int | str):
         raise TypeError(f"class must be an id or a name, got {wanted!r}")
-    if isinstance(wanted, str) and not wanted.strip().lstrip("-").isdecimal():
+    if isinstance(wanted, str) and not re.fullmatch(r"\s*-?\d{1,9}\s*", wanted):
         return registry.find_class(labels, wanted)
     index = int(wanted)
     if index not in labels:
@@ -108,6 +111,13 @@ def chosen_backends(wanted: Any, status: Sequence[BackendStatus]) -> list[Backen
     return [info.id for info in BACKENDS if info.id in wanted]
 
 
+def check_variant(variant: Any) -> str:
+    """One of the three structures; anything else is refused."""
+    if not isinstance(variant, str) or variant not in registry.VARIANTS:
+        raise ValueError(f"variant must be one of {', '.join(registry.VARIANTS)}, got {variant!r}")
+    return variant
+
+
 def check_weights(entry: ModelEntry, untrained: Any) -> bool:
     """Whether the run uses untrained weights; weights that are missing must be waived."""
     if not isinstance(untrained, bool):
@@ -122,11 +132,17 @@ def check_weights(entry: ModelEntry, untrained: Any) -> bool:
 
 def whole(name: str, value: Any) -> int:
     """A whole number, also where a browser sends 25.0 for 25."""
+    _filled(name, value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     return value
+
+
+def _filled(name: str, value: Any) -> None:
+    if value is None:
+        raise ValueError(f"{name} is empty; enter a number")
 
 
 def generate_job(
@@ -142,6 +158,7 @@ def generate_job(
 ) -> GenerateJob:
     """A checked job (C8)."""
     steps = whole("steps", steps)
+    _filled("guidance", guidance)
     count = whole("images", images)
     if not 1 <= count <= MAX_PAGE_IMAGES:
         raise ValueError(f"images must be between 1 and {MAX_PAGE_IMAGES}, got {count}")

@@ -22,13 +22,23 @@ def quiet_environment() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
 
 
-def check_address(host: str, max_file_size: str) -> None:
+def check_address(host: str, port: int | None, max_file_size: str) -> None:
     """Raise ValueError for what Gradio would refuse only after many attempts, or unclearly."""
     try:
-        socket.getaddrinfo(host, None)
+        family, kind, _, _, address = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[
+            0
+        ]
     except (OSError, UnicodeError):
         raise ValueError(f"host must be an address of this machine, got {host!r}") from None
-    if not re.fullmatch(r"\d+ ?(b|kb|mb|gb)", max_file_size, re.IGNORECASE):
+    with socket.socket(family, kind) as trial:
+        if os.name == "posix":  # as the server does, so that a port just left can be taken again
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(address)
+        except OSError as error:
+            place = host if port is None else f"{host}:{port}"
+            raise ValueError(f"cannot listen on {place}: {error.strerror}") from None
+    if not re.fullmatch(r"[1-9]\d{0,5} ?(b|kb|mb|gb)", max_file_size, re.IGNORECASE):
         raise ValueError(f"max-file-size must be like 500kb or 10mb, got {max_file_size!r}")
 
 
@@ -49,7 +59,7 @@ def serve(
         ValueError: for a device, a model folder or another setting that cannot be used.
         OSError: when the port is taken.
     """
-    check_address(host, max_file_size)
+    check_address(host, port, max_file_size)
     quiet_environment()
     from app.context import Context
     from app.engine import Engine

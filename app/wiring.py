@@ -39,7 +39,6 @@ def connect(
     make_job: MakeJob,
     *,
     of_model: tuple[gr.components.Component, Callable[[ModelEntry], Any]] | None = None,
-    preprocess: bool = True,
 ) -> None:
     """Wire a tab inside the current `gr.Blocks`.
 
@@ -51,7 +50,6 @@ def connect(
         own: the task's own inputs, whose values `make_job` gets.
         make_job: builds the checked job; raises TypeError or ValueError with one line.
         of_model: a component of the task that follows the model, and its update for an entry.
-        preprocess: whether Gradio may turn payloads into values; files need our own checks.
     """
     boxes, run, stop = controls.boxes, controls.run, controls.stop
 
@@ -111,7 +109,9 @@ def connect(
         [*panel.outputs, run, stop],
         concurrency_limit=WAITING_RUNS,
         concurrency_id=DEVICE_QUEUE,
-        preprocess=preprocess,
+        # Our own checks see what was sent: Gradio would round a seed of 1.5, name no field in its
+        # errors, and decode a picture before its size is known.
+        preprocess=False,
         **_QUIET,
     )
     stop.click(halt, None, None, **_AT_ONCE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ def check_request(
     _check_int("steps", steps, 1, MAX_STEPS)
     if isinstance(guidance, bool) or not isinstance(guidance, int | float):
         raise TypeError(f"guidance must be a number, got {guidance!r}")
-    if not math.isfinite(guidance) or guidance < 0:
+    if not 0 <= guidance <= sys.float_info.max:  # NaN is not, either
         raise ValueError(f"guidance must be finite and not negative, got {guidance}")
 
 

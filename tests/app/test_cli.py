@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,9 @@ def test_info_names_device_models_and_backends() -> None:
         (["app", "--device", "tpu"], "cpu or cuda:N"),
         (["app", "--max-file-size", "much"], "like 500kb or 10mb"),
         (["app", "--host", "300.1.1.1"], "address of this machine"),
+        (["app", "--max-file-size", "0mb"], "like 500kb or 10mb"),
+        (["app", "--max-file-size", "9999999gb"], "like 500kb or 10mb"),
+        (["app", "--host", "192.0.2.1"], "cannot listen on 192.0.2.1: "),
         (["app", "--model", "no-such-folder"], "unknown model"),
         (["info", "--device", "gpu0"], "cpu or cuda:N"),
         (["convert", "no-such-model"], "unknown model"),
@@ -66,6 +70,16 @@ def test_mistakes_are_explained(arguments: list[str], message: str, tmp_path: Pa
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
     assert "Traceback" not in result.output
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = CliRunner().invoke(cli, ["app", "--port", port], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"cannot listen on 127.0.0.1:{port}: " in result.output
 
 
 def test_convert_writes_a_variant_and_prints_its_report(tmp_path: Path) -> None:

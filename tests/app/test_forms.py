@@ -12,6 +12,7 @@ from PIL import Image
 from app.context import Context, refusal
 from app.engine import BackendStatus
 from app.forms import (
+    check_variant,
     chosen_backends,
     class_choices,
     classify_job,
@@ -39,10 +40,22 @@ def test_a_good_form_becomes_a_job() -> None:
     [
         *[
             ("class_wanted", value)
-            for value in (1001, -1, 1000, [], None, "", "no such thing", 2.5)
+            for value in (
+                1001,
+                -1,
+                1000,
+                [],
+                None,
+                "",
+                "no such thing",
+                2.5,
+                "--5",
+                "²",
+                "9" * 5000,
+            )
         ],
         *[("steps", value) for value in (0, 1001, -3, 2.5, "ten", None, float("nan"))],
-        *[("guidance", value) for value in (float("nan"), float("inf"), -1, "4", None)],
+        *[("guidance", value) for value in (float("nan"), float("inf"), -1, "4", None, 10**400)],
         *[("images", value) for value in (0, 9, 1.5, None)],
         *[("seed", value) for value in (-1, 1.5, "x", None, 2**80)],
         ("variant", "butterfly"),
@@ -72,6 +85,12 @@ def test_forwards_and_batch_are_bounded(tmp_path: Path, field: str, value: Any) 
     assert classify_job(entry, **good).repeats == 3
     with pytest.raises((TypeError, ValueError), match=field):
         classify_job(entry, **(good | {field: value}))
+
+
+@pytest.mark.parametrize("variant", ["butterfly", None, ["blast"], {}, 3])
+def test_variants_are_known_or_refused(variant: Any) -> None:
+    with pytest.raises(ValueError, match="variant must be one of low_rank, monarch, blast"):
+        check_variant(variant)
 
 
 @pytest.mark.parametrize("text", ["2", " great white shark", "GREAT WHITE SHARK", "White Shark"])
@@ -149,3 +168,4 @@ def test_what_is_no_picture_is_refused_in_one_line(tmp_path: Path, content: byte
 
 def test_refusals_are_one_sentence() -> None:
     assert refusal(ValueError("steps must be 1\nTraceback")).message == "Steps must be 1"
+    assert len(refusal(ValueError(f"no class is named {'x' * 10**5}")).message) < 520

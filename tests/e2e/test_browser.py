@@ -385,6 +385,68 @@ def test_a_dark_browser_gets_the_same_page(pages: Watched) -> None:
     assert text != "rgb(255, 255, 255)"
 
 
+OVERFLOW = """() => [...document.querySelectorAll('.card, .page-head')]
+    .filter(card => card.offsetParent).flatMap(card => {
+        const edge = card.getBoundingClientRect().right + 1;
+        return [...card.querySelectorAll('b, dt, dd, span, p, img, .frame, button')]
+            .filter(e => e.offsetParent && !e.closest('.summary, .chart-head'))
+            .filter(e => e.getBoundingClientRect().right > edge)
+            .map(e => `${e.tagName} ${e.textContent.slice(0, 30)}`);
+    })"""
+
+
+@pytest.mark.parametrize("width", [390, 800, 1024, 1360])
+def test_nothing_sticks_out_at_any_width(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    for tab in ("Generate", "Classify"):
+        if not page.get_by_role("tab", name=tab, exact=True).is_visible():
+            continue
+        open_tab(page, tab)
+        page.wait_for_timeout(300)
+        assert page.evaluate(OVERFLOW) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_keyboard_is_enough(page: Page, pages: Watched) -> None:
+    """Every control has a name, shows where the focus is, and Enter runs."""
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll('button, input, [role=tab]')]
+            .filter(e => e.offsetParent && !(e.ariaLabel || e.labels?.length || e.innerText.trim()))
+            .map(e => e.outerHTML)"""
+    )
+    assert nameless == []
+    box = page.locator("#generate-compare .box-compiled input")
+    page.locator("#generate-compare .box-dense input").focus()
+    page.keyboard.press("Tab")
+    expect(box).to_be_focused()
+    assert box.evaluate("e => getComputedStyle(e).outlineStyle") == "solid"
+    fill_number(page, "generate-steps", 2)
+    page.locator("#generate-guidance input").focus()
+    page.keyboard.press("Tab")
+    expect(page.locator("#generate-run")).to_be_focused()
+    page.keyboard.press("Enter")
+    wait_finished(page, "generate")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("seed", "", "Seed is empty; enter a number"),
+        ("seed", "1.5", "Seed must be a whole number, got 1.5"),
+        ("steps", "1001", "Steps must be between 1 and 1000, got 1001"),
+        ("images", "0", "Images must be between 1 and 8, got 0"),
+    ],
+)
+def test_a_wrong_number_is_named(page: Page, name: str, value: str, message: str) -> None:
+    """The field and the value, and nothing runs (C8)."""
+    field = page.locator(f"#generate-{name} input")
+    field.fill(value)
+    field.press("Tab")
+    run(page, "generate")
+    expect(page.get_by_text(message)).to_be_visible()
+    expect(page.locator("#generate-stop")).to_be_disabled()
+
+
 def test_the_whole_app_stays_small(server: Server) -> None:
     """All its processes together, with the backends of the tests above warm."""
     main = psutil.Process(server.process.pid)
