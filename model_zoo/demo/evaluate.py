@@ -10,7 +10,7 @@ from torch import nn
 
 from model_zoo.demo.architectures import parameter_count
 from model_zoo.demo.autoencoder import measure
-from model_zoo.demo.classifier import unseen_accuracy
+from model_zoo.demo.classifier import UNSEEN_SEED, VIEWS, unseen_accuracy
 from model_zoo.demo.dataset import Icons, load_training
 from model_zoo.demo.grids import save_grid
 from model_zoo.demo.names import CLASSES
@@ -30,6 +30,7 @@ TEST_SEED = 4048
 """Seed of the test views."""
 SAMPLE_SEED = 99
 PER_CLASS = 8
+STEPS = 25
 SHOWN = (
     *("fox", "cat-face", "butterfly", "penguin", "owl", "strawberry"),
     *("hamburger", "birthday-cake", "cactus", "rocket", "guitar", "castle"),
@@ -61,10 +62,22 @@ def _vit_figures(vit: nn.Module, seen: Icons, test: Icons) -> dict[str, float]:
     }
 
 
+def _how(run: Run) -> dict[str, Any]:
+    """What the figures depend on."""
+    return {
+        "device": torch.cuda.get_device_name(run.device) if run.on_gpu else "cpu",
+        "torch": torch.__version__,
+        "weights": "float16 as bundled, computed in float32 (TF32 products on a GPU)",
+        "unseen_views": {"per_picture": VIEWS, "seed": UNSEEN_SEED},
+        "test_views": {"per_picture": VIEWS, "seed": TEST_SEED},
+        "samples": {"per_class": PER_CLASS, "seed": SAMPLE_SEED, "steps": STEPS, "guidance": 4.0},
+    }
+
+
 def evaluate(run: Run) -> dict[str, Any]:
     """Measure whatever models are there; write `evaluation.json` and `comparison.png`."""
     seen, test = load_training(run.data, device=run.device), load_test(run.data, device=run.device)
-    per_class, steps, classes = PER_CLASS, 25, len(CLASSES)
+    per_class, steps, classes = PER_CLASS, STEPS, len(CLASSES)
     if not run.on_gpu:
         few = 4
         seen, test = seen.select(seen.classes < few), test.select(test.classes < few)
@@ -101,7 +114,8 @@ def evaluate(run: Run) -> dict[str, Any]:
         }
         sheet.append(sample_pictures(transformer, vae, shown, seed=SAMPLE_SEED, steps=steps))
     save_grid(run.out / "comparison.png", torch.cat(sheet), columns=len(SHOWN))
-    (run.out / "evaluation.json").write_text(json.dumps(results, indent=1) + "\n")
+    record = {"schema": "blr-lab/demo-models", "version": 1, "how": _how(run), "results": results}
+    (run.out / "evaluation.json").write_text(json.dumps(record, indent=1) + "\n")
     for line in _rows(results).splitlines():
         say("evaluate", line)
     return results
