@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +23,9 @@ from app.forms import (
 )
 from app.generate import DEFAULT_GUIDANCE, DEFAULT_SEED, DEFAULT_STEPS
 from app.live import LiveRun
+
+HEARTBEAT_S = 1.0
+"""A call says at least this often where it is, also when nothing has changed."""
 
 
 def progress(live: LiveRun) -> dict[str, Any]:
@@ -62,19 +66,30 @@ def outcome(live: LiveRun) -> dict[str, Any]:
     }
 
 
+def answers(run: Iterator[LiveRun]) -> Iterator[dict[str, Any]]:
+    """What a caller gets of a run: its progress when that moves, and once a second, then the end.
+
+    A cancelled call is closed at a yield, so one must come also while a worker is silent for long,
+    loading, compiling or hung (C1).
+    """
+    last: dict[str, Any] | None = None
+    told = 0.0
+    for live in run:
+        now = progress(live)
+        if live.finished:
+            if live.error:
+                raise gr.Error(live.error, print_exception=False)
+            yield outcome(live)
+        elif now != last or time.monotonic() - told >= HEARTBEAT_S:
+            last, told = now, time.monotonic()
+            yield {"progress": now, "report": None, "images": {}, "top": {}, "errors": {}}
+
+
 def mount(context: Context) -> None:
     """Add the endpoints to the current `gr.Blocks`."""
 
     def run(request: gr.Request, job: Job, backends: list[BackendId]) -> Iterator[dict[str, Any]]:
-        last: dict[str, Any] | None = None
-        for live in context.watch(f"api:{request.session_hash}", job, backends):
-            if live.finished:
-                if live.error:
-                    raise gr.Error(live.error, print_exception=False)
-                yield outcome(live)
-            elif (now := progress(live)) != last:
-                last = now
-                yield {"progress": now, "report": None, "images": {}, "top": {}, "errors": {}}
+        return answers(context.watch(f"api:{request.session_hash}", job, backends))
 
     def models() -> list[dict[str, Any]]:
         """The models on offer: id, title, task, whether the weights are here, variants."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from app.api import answers
 from app.conclusion import conclude
 from app.context import Context
 from app.engine import Event, GenerateJob, Step, Stopped
@@ -72,6 +73,18 @@ def test_the_page_moves_while_nothing_comes() -> None:
     """Elapsed times go on, also while a model compiles (C12)."""
     live = LiveRun(JOB, ["dense"])
     assert sum(1 for _ in follow(Steps(1, wait=1.1), live)) >= 4
+
+
+def test_a_cancelled_call_stops_while_nothing_comes() -> None:
+    """A program's call can be closed also while a worker compiles or hangs (C1)."""
+    run = Steps(1000, wait=3.0)
+    told = answers(follow(run, LiveRun(JOB, ["dense"])))
+    first = next(told)
+    begun = time.monotonic()
+    assert next(told) == first
+    assert 0.5 < time.monotonic() - begun < 2.5
+    told.close()
+    assert run.stopped
 
 
 def test_leaving_the_page_stops_the_run() -> None:
