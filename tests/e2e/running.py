@@ -8,6 +8,7 @@ tests/app_engine/no_network.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -21,7 +22,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Route
+from playwright.sync_api import Browser, Page, Route, WebSocketRoute
 
 ROOT = Path(__file__).resolve().parents[2]
 GUARD = ROOT / "tests" / "app_engine" / "no_network"
@@ -125,7 +126,9 @@ class Watched:
     def open(self) -> Page:
         page = self._browser.new_page(viewport=SIZE, accept_downloads=True)  # type: ignore[arg-type]
         page.set_default_timeout(60_000)
-        page.route("**/*", self._only_here)
+        # Of the whole context, so that windows which the page opens are watched as well.
+        page.context.route("**/*", self._only_here)
+        page.context.route_web_socket(re.compile(""), self._only_sockets_here)
         page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         self._pages.append(page)
@@ -140,6 +143,13 @@ class Watched:
         else:
             self.outside.append(route.request.url)
             route.abort()
+
+    def _only_sockets_here(self, socket: WebSocketRoute) -> None:
+        if urlsplit(socket.url).hostname in LOCAL:
+            socket.connect_to_server()
+        else:
+            self.outside.append(socket.url)
+            socket.close()
 
     def close(self) -> None:
         for page in self._pages:
