@@ -12,8 +12,8 @@ from typing import Any
 
 from app.engine.worker import loop
 
-CRASH, HANG_LOADING, FAIL, DEAF, EXIT = 1, 2, 3, 4, 5
-STEP_S = 0.02
+CRASH, HANG_LOADING, FAIL, DEAF, EXIT, SLOW = 1, 2, 3, 4, 5, 6
+STEP_S, SLOW_STEP_S = 0.02, 0.4
 
 
 class StubSession:
@@ -36,11 +36,12 @@ class StubSession:
     def run(self, job: Any, report: Any, check: Any) -> dict[str, Any]:
         self.prepare(job, report, check)
         report("ready", load_s=0.1, compile_s=0.0, warmup_s=0.1, weights_bytes=4, parameters=1)
+        step_s = SLOW_STEP_S if job.class_id == SLOW else STEP_S
         for index in range(1, job.steps + 1):
             if not (self.spec.backend == "blr-torch" and job.class_id == DEAF):
                 check()
-            time.sleep(STEP_S)
-            report("step", index=index, total=job.steps, seconds=STEP_S, memory_mib=1.0)
+            time.sleep(step_s)
+            report("step", index=index, total=job.steps, seconds=step_s, memory_mib=1.0)
             if self.spec.backend == "blr-torch" and index == 3:
                 if job.class_id == CRASH:
                     os.kill(os.getpid(), signal.SIGKILL)

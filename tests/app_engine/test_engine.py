@@ -91,20 +91,32 @@ def test_a_backend_that_cannot_run_fails_with_its_reason_and_the_rest_runs(engin
 
 
 def test_stop_takes_effect_within_a_step_and_the_worker_stays_warm(engine: Engine) -> None:
-    """C1: 250 steps, Stop at step 5, the next run starts clean."""
-    run = engine.run(job(steps=250), ["dense", "blr-torch"])
+    """C1: 250 steps, Stop at step 5: the sixth is under way, a seventh never begins."""
+    run = engine.run(job(stub_worker.SLOW, steps=250), ["dense", "blr-torch"])
     seen: list[Event] = []
     for event in run:
         seen.append(event)
         if isinstance(event, Step) and event.index == 5:
             run.stop()
-    steps = [event.index for event in seen if isinstance(event, Step)]
-    # On a busy machine some steps were done before this thread saw the fifth.
-    assert steps[-1] < 50
+    assert [event.index for event in seen if isinstance(event, Step)] == [1, 2, 3, 4, 5, 6]
     assert isinstance(seen[-1], Stopped)
     assert not any(event.backend == "blr-torch" for event in seen)
     events = list(engine.run(job(steps=4), ["dense"]))
     assert kinds(events, "dense") == [Warming, Ready, *[Step] * 4, Decoding, Result]
+    assert [event.index for event in events if isinstance(event, Step)] == [1, 2, 3, 4]
+
+
+def test_stop_in_quick_steps_is_heard_at_the_next_report(engine: Engine) -> None:
+    """C1: where steps take less than the engine waits, each report lets it look for Stop."""
+    run = engine.run(job(steps=1000), ["dense"])
+    begun = time.monotonic()
+    for event in run:
+        if isinstance(event, Step) and event.index == 5:
+            run.stop()
+            begun = time.monotonic()
+    assert isinstance(event, Stopped)
+    # A thousand steps would take 20 seconds.
+    assert time.monotonic() - begun < 2
 
 
 def test_stop_ends_a_worker_that_does_not_answer(engine: Engine) -> None:

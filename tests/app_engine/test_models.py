@@ -33,7 +33,6 @@ from app.engine import (
     Ready,
     Result,
     Step,
-    Stopped,
     Warming,
 )
 from app.engine import __main__ as headless
@@ -172,27 +171,6 @@ def test_memory_is_what_the_tensors_take(engine: Engine, dit_folder: Path) -> No
         assert set(report["memory_labels"]) == set(memory)
     ready = next(e for e in events if isinstance(e, Ready) and e.backend == "dense")
     assert ready.weights_bytes == dense["weights_bytes"]
-
-
-def test_stop_takes_effect_within_a_step_and_the_next_run_is_clean(
-    engine: Engine, dit_folder: Path
-) -> None:
-    """C1: 250 steps, Stop at step 5; the worker stays, the next pictures are the right ones."""
-    before = result(run(engine, generate(dit_folder), "dense"), "dense")
-    stopped = engine.run(generate(dit_folder, steps=250, preview_every=0), ["dense"])
-    seen: list[Event] = []
-    for event in stopped:
-        seen.append(event)
-        if isinstance(event, Step) and event.index == 5:
-            stopped.stop()
-    assert isinstance(seen[-1], Stopped)
-    assert max(e.index for e in seen if isinstance(e, Step)) < 250
-    events = run(engine, generate(dit_folder), "dense")
-    assert not any(isinstance(event, Loading) for event in events)
-    after = result(events, "dense")
-    assert after.images is not None
-    assert before.images is not None
-    assert reports.picture_difference(before.images, after.images)["identical"]
 
 
 def test_classify_agrees_with_the_zoo(engine: Engine, vit_folder: Path) -> None:
