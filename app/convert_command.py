@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -50,6 +51,20 @@ def rules_for(
     return [rule if rule.target is None else replace(rule, target=target) for rule in rules]
 
 
+def check_target(path: Path) -> None:
+    """Find out before hours of work whether a file can be written where it belongs.
+
+    Raises:
+        ValueError: something else than a file is there, a folder or a device.
+        OSError: its folder can neither be made nor written to.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is there and is no file; choose another")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=path.parent):
+        pass
+
+
 def convert_model(
     source: str,
     out: Path | None,
@@ -73,6 +88,8 @@ def convert_model(
     path = entry.variant_path(structure) if out is None else out
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists; choose another with --out, or pass --overwrite")
+    for target in [path] if report is None else [path, report]:
+        check_target(target)
     rules = rules_for(
         entry, structure=structure, blocks=blocks, rank=rank, fraction=fraction, layers=layers
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -80,6 +81,24 @@ def test_a_port_in_use_is_named() -> None:
         result = CliRunner().invoke(cli, ["app", "--port", port], env={"COLUMNS": "200"})
     assert result.exit_code == 2
     assert f"cannot listen on 127.0.0.1:{port}: " in result.output
+
+
+@pytest.mark.parametrize("option", ["--out", "--report"])
+def test_convert_looks_where_it_writes_before_it_works(option: str, tmp_path: Path) -> None:
+    """Neither a folder nor a device is replaced, and a file is no folder."""
+    (tmp_path / "file").touch()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    places = {tmp_path: "is no file", pipe: "is no file", tmp_path / "file" / "x": "[Errno "}
+    for place, message in places.items():
+        arguments = ["convert", "demo-vit", "--overwrite", option, str(place)]
+        if option == "--report":
+            arguments += ["--out", str(tmp_path / "out.safetensors")]
+        result = CliRunner().invoke(cli, arguments, env={"COLUMNS": "300", "TERM": "dumb"})
+        assert result.exit_code == 2
+        assert message in result.output
+        assert "Loading" not in result.output
+    assert pipe.is_fifo()
 
 
 def test_convert_writes_a_variant_and_prints_its_report(tmp_path: Path) -> None:
