@@ -2,91 +2,124 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import os
+import socket
 import subprocess
 import sys
-import zipfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gradio_client import Client
+
+from app.classify import examples
 
 ROOT = Path(__file__).resolve().parents[2]
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input")
 
-# Run outside the clone with the wheel first on the path: the demo models must be found in the
-# wheel, run in a worker, and answer over HTTP.
-SERVE = """
-import json, pathlib, sys
-import model_zoo.registry as registry
-where = pathlib.Path(registry.__file__).resolve()
-from app.engine import Engine
-from app.engine.events import Failed, Result
-from app.engine.jobs import GenerateJob
-with Engine(device="cpu") as engine:
-    job = GenerateJob(model="demo-dit", class_id=3, seed=1, steps=2, guidance=4.0, images=1)
-    events = list(engine.run(job, ["dense", "blr-torch"]))
-failed = [event.message for event in events if isinstance(event, Failed)]
-results = [event for event in events if isinstance(event, Result)]
-print(json.dumps({
-    "where": str(where),
-    "assets": str(registry.assets_dir().resolve()),
-    "failed": failed,
-    "pictures": [image[:8].hex() for result in results for image in result.images],
-}))
-"""
+
+def pip(*arguments: str | Path, cwd: Path) -> None:
+    done = subprocess.run(
+        [*PIP, *arguments], cwd=cwd, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def unpacked_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which pip installed the wheel that it built."""
     folder = tmp_path_factory.mktemp("wheel")
-    built = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    (wheel,) = folder.glob("blr_lab-*.whl")
     site = folder / "site"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
+    # Nothing is downloaded: the build's and the app's dependencies are those of this Python.
+    pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT,
+        cwd=folder)  # fmt: skip
+    (wheel,) = folder.glob("blr_lab-*.whl")
+    pip("install", "--no-index", "--no-deps", "--target", site, wheel, cwd=folder)
     return site
 
 
-def test_wheel_holds_the_packages_and_the_demo(unpacked_wheel: Path) -> None:
+def test_wheel_holds_the_packages_and_the_demo(installed: Path) -> None:
     for name in (
         "app/__main__.py",
         "blr_kernels/structures.py",
         "model_zoo/registry.py",
         "model_zoo/assets/demo/dit/model_index.json",
         "model_zoo/assets/demo/vit/config.json",
+        "bin/blr-lab",
     ):
-        assert (unpacked_wheel / name).is_file(), name
+        assert (installed / name).is_file(), name
     styles = {path.name for path in (ROOT / "app").glob("*.css")}
-    assert {path.name for path in (unpacked_wheel / "app").glob("*.css")} == styles
-    assert not (unpacked_wheel / "tests").exists()
+    assert {path.name for path in (installed / "app").glob("*.css")} == styles
+    assert not (installed / "tests").exists()
 
 
-def test_wheel_serves_the_demo_outside_the_clone(unpacked_wheel: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(unpacked_wheel)}
-    script = tmp_path / "serve.py"
-    script.write_text(f"if __name__ == '__main__':\n{_indented(SERVE)}", encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert Path(answer["where"]).is_relative_to(unpacked_wheel)
-    assert Path(answer["assets"]).is_relative_to(unpacked_wheel)
-    assert answer["failed"] == []
-    assert answer["pictures"] == ["89504e470d0a1a0a"] * 2
+def test_wheel_holds_the_pictures_to_classify_and_no_others(installed: Path) -> None:
+    """The README's pictures of the page are not for those who installed it."""
+    shipped = {path.name for path in (installed / "model_zoo/assets/examples").iterdir()}
+    assert shipped == {path.name for path in examples()}
+    assert not [name for name in shipped if name.startswith(("page-", "samples"))]
 
 
-def _indented(code: str) -> str:
-    return "".join(f"    {line}\n" if line else "\n" for line in code.splitlines())
+@pytest.fixture
+def address(installed: Path, tmp_path: Path) -> Iterator[str]:
+    """Where the installed app listens, started by its command from another folder."""
+    environment = {**os.environ, "PYTHONPATH": str(installed), "PYTHONUNBUFFERED": "1"}
+    # Not the clone, which this Python may have installed too.
+    found = subprocess.run(
+        [sys.executable, "-c", "import app, model_zoo as m; print(app.__file__, m.__file__)"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.split() == [
+        str(installed / name / "__init__.py") for name in ("app", "model_zoo")
+    ]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = tmp_path / "log"
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            [sys.executable, installed / "bin" / "blr-lab", "app", "--port", str(port)],
+            cwd=tmp_path, env=environment, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 90
+    try:
+        while status(url) != 200:
+            assert process.poll() is None, log.read_text(encoding="utf-8")
+            assert time.monotonic() < deadline, log.read_text(encoding="utf-8")
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def status(url: str) -> int:
+    """What an address answers, 0 for nothing."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return 0
+
+
+def test_wheel_serves_the_demo_outside_the_clone(address: str, tmp_path: Path) -> None:
+    """The page answers, and two backends generate a picture over HTTP."""
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        assert answer.status == 200
+        assert b"BLR Lab" in answer.read()
+    client = Client(address, verbose=False, download_files=tmp_path)
+    result = client.predict("0", ["dense", "blr-torch"], steps=2, api_name="/generate")
+    assert result["errors"] == {}
+    pictures = [picture for made in result["images"].values() for picture in made]
+    assert len(pictures) == 2
+    for picture in pictures:
+        head, _, data = picture.partition(",")
+        assert head == "data:image/png;base64"
+        assert base64.b64decode(data).startswith(b"\x89PNG")
