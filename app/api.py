@@ -92,7 +92,7 @@ def mount(context: Context) -> None:
         return answers(context.watch(f"api:{request.session_hash}", job, backends))
 
     def models() -> list[dict[str, Any]]:
-        """The models on offer: id, title, task, whether the weights are here, variants."""
+        """The models on offer: id, title, task, whether the weights are here, variants that are."""
         return [
             {
                 "id": entry.id,
@@ -102,7 +102,7 @@ def mount(context: Context) -> None:
                 "bundled": entry.bundled,
                 "licence": entry.licence,
                 "how_to_get": "" if entry.available() else entry.how_to_get(),
-                "variants": [variant.id for variant in entry.variants],
+                "variants": [variant.id for variant in entry.variants_here],
                 "classes": len(entry.labels()),
             }
             for entry in context.models.all()

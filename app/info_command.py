@@ -33,7 +33,7 @@ def print_info(device: str, console: Console | None = None) -> None:
         table = Table("model", "id", "task", "weights", "variants here", title="Models")
         missing = []
         for entry in models():
-            variants = [variant.id for variant in entry.variants if variant.path is not None]
+            variants = [variant.id for variant in entry.variants_here]
             here = entry.available()
             if not here:
                 missing.append(f"{entry.id}: {entry.how_to_get()}")

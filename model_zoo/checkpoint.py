@@ -10,11 +10,12 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -37,12 +38,15 @@ from model_zoo.weights import Reader, fill_, open_weights, set_tensor_
 __all__ = [
     "CheckpointError",
     "VariantFile",
+    "fill_base_",
     "load_model_",
     "load_variant_",
     "read_config",
     "save_model",
     "save_variant",
 ]
+
+_FLOATING = ("F64", "F32", "F16", "BF16")
 
 # Base weights may be loaded in half precision, so they are recognised within its rounding.
 _SAMPLES = 32
@@ -70,7 +74,9 @@ def save_variant(
         dtype: of the stored tensors; None keeps the model's.
 
     Raises:
-        ValueError: the model has no block low-rank layer.
+        OSError: the file cannot be written; nothing of it is left.
+        ValueError: the model has no block low-rank layer, none of its base's parameters is left to
+            recognise the base by, or a parameter is not finite in ``dtype``.
     """
     layers = _blr_layers(model)
     if not layers:
@@ -82,6 +88,11 @@ def save_variant(
     }
     config = _config("variant", model, base, report, extra)
     config["values"] = _sample_values(model)
+    if not config["values"]:
+        raise ValueError(
+            "the model shares no parameter with its base, so a variant could not recognise it; "
+            "save the whole model"
+        )
     _save(path, tensors, config, dtype)
 
 
@@ -94,15 +105,20 @@ def save_model(
     extra: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Write every parameter and persistent buffer of a model, as :func:`save_variant` does."""
+    """Write every parameter and persistent buffer of a model, as :func:`save_variant` does.
+
+    Raises:
+        OSError: the file cannot be written; nothing of it is left.
+        ValueError: a parameter is not finite in ``dtype``.
+    """
     _save(path, model.state_dict(), _config("model", model, base, report, extra), dtype)
 
 
 class VariantFile:
     """A variant's file: its checks and its two steps, for a model that is still on ``meta``.
 
-    ``check_(model)``, ``convert.replace_linears_(model, structures)``, fill the rest of the model,
-    ``fill_(model)``. A model that has its weights already is simpler: :func:`load_variant_`.
+    :func:`fill_base_` takes them in turn. A model that has its weights already is simpler:
+    :func:`load_variant_`.
 
     Attributes:
         config: what the file says of itself.
@@ -130,13 +146,18 @@ class VariantFile:
             for name, structure in self.structures.items()
             for leaf, shape in _layer_shapes(model.get_submodule(name), structure).items()
         }
-        found = {name: info.shape for name, info in self._header.tensors.items()}
+        found = self._header.tensors
         for name, shape in expected.items():
             if name not in found:
                 raise CheckpointError(f"{self.path} lacks {name}")
-            if found[name] != shape:
+            if found[name].shape != shape:
                 raise CheckpointError(
-                    f"{self.path}: {name} must have shape {shape}, got {found[name]}"
+                    f"{self.path}: {name} must have shape {shape}, got {found[name].shape}"
+                )
+            if found[name].dtype not in _FLOATING:
+                raise CheckpointError(
+                    f"{self.path}: {name} must be one of {', '.join(_FLOATING)}, "
+                    f"got {found[name].dtype}"
                 )
         unexpected = sorted(set(found) - set(expected))
         if unexpected:
@@ -160,7 +181,11 @@ class VariantFile:
                 )
 
     def fill_(self, model: nn.Module, *, device: torch.device | str, dtype: torch.dtype) -> None:
-        """Give the block low-rank layers their factors and biases, one layer at a time."""
+        """Give the block low-rank layers their factors and biases, one layer at a time.
+
+        Raises:
+            CheckpointError: a tensor that is not finite in ``dtype``.
+        """
         with open_weights(self.path) as reader:
             for name in self.structures:
                 layer = model.get_submodule(name)
@@ -197,6 +222,49 @@ def load_variant_(model: nn.Module, path: str | Path, *, backend: Backend = Back
             _fill_layer(layer, name, reader, device=device, dtype=dtype)
             model.set_submodule(name, layer)
             del linear
+
+
+def fill_base_(
+    model: nn.Module,
+    reader: Reader,
+    variant: VariantFile | None,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    backend: Backend = Backend.AUTO,
+    parts: Mapping[str, Sequence[str]] | None = None,
+    ignore: Collection[str] = (),
+) -> None:
+    """Fill a base model on ``meta`` from its own weights, or a variant of it from both files.
+
+    The dense weights of a variant's converted layers are never read.
+
+    Args:
+        model: dense, on ``meta``.
+        reader: the base's weights.
+        variant: None for the base itself.
+        device: where the tensors go.
+        dtype: of floating tensors.
+        backend: of the block low-rank layers.
+        parts: see :func:`model_zoo.weights.fill_`.
+        ignore: names in the base's file that the model does not need.
+
+    Raises:
+        CheckpointError: one of the files does not fit, or is damaged.
+    """
+    if variant is None:
+        fill_(model, reader, device=device, dtype=dtype, parts=parts, ignore=ignore)
+        return
+    variant.check_(model)
+    parts, unread = dict(parts or {}), set(ignore)
+    for name in variant.structures:
+        for leaf, _ in model.get_submodule(name).named_parameters():
+            unread.update(parts.pop(f"{name}.{leaf}", [f"{name}.{leaf}"]))
+    replace_linears_(model, variant.structures, backend=backend)
+    leave = variant.structures.keys()
+    fill_(model, reader, device=device, dtype=dtype, parts=parts, leave=leave, ignore=unread)
+    variant.fill_(model, device=device, dtype=dtype)
+    variant.check_values(model)
 
 
 def load_model_(
@@ -278,8 +346,17 @@ def _save(
     metadata = {"format": FORMAT, "version": VERSION, "config": json.dumps(config)}
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(path.name + ".part")
-    save_file(stored, draft, metadata)
-    os.replace(draft, path)
+    try:
+        # Made by us first: safetensors puts a file in its place that only its owner may read.
+        draft.write_bytes(b"")
+        mode = draft.stat().st_mode
+        save_file(stored, draft, metadata)
+        draft.chmod(mode)
+        os.replace(draft, path)
+    except SafetensorError as error:
+        raise OSError(f"{path} cannot be written: {error}") from None
+    finally:  # also when it was interrupted
+        draft.unlink(missing_ok=True)
 
 
 def _architecture(model: nn.Module) -> str:
@@ -334,7 +411,8 @@ def _checked_config(path: Path, header: Header, content: str) -> dict[str, Any]:
             raise CheckpointError(f"{path} has a config without {key}")
     if content == "variant":
         values = config.get("values")
-        if not isinstance(values, dict) or not all(map(is_finite_number, values.values())):
+        numbers = isinstance(values, dict) and all(map(is_finite_number, values.values()))
+        if not values or not numbers:
             raise CheckpointError(f"{path} has a config without values of its base")
     return config
 

@@ -10,12 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from blr_kernels.nn import BLRLinear
 from blr_kernels.ops import Backend
-from blr_kernels.structures import Structure, structure_with_budget
-from model_zoo.factorize import Factorization, factorize
+from blr_kernels.structures import (
+    KINDS,
+    Blast,
+    LowRank,
+    Monarch,
+    Structure,
+    structure_with_budget,
+)
+from model_zoo.factorize import MAX_ITERATIONS, Factorization, factorize
+from model_zoo.weights import parameter_count
 
 __all__ = [
     "ConversionReport",
@@ -39,7 +48,9 @@ class Saving:
     BLAST, by default that of :func:`blr_kernels.structure_with_budget`.
 
     Raises:
-        ValueError: the fraction is not between 0 and 1 (both excluded).
+        TypeError: the fraction is no number, or the blocks are no int.
+        ValueError: unknown kind, a fraction not between 0 and 1 (both excluded), blocks below 1,
+            or blocks for low rank.
     """
 
     kind: str
@@ -47,11 +58,31 @@ class Saving:
     blocks: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise ValueError(f"fraction must be between 0 and 1, got {self.fraction}")
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
+        fraction, blocks = self.fraction, self.blocks
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+            raise TypeError(
+                f"fraction must be a number between 0 and 1, got {type(fraction).__name__} "
+                f"{fraction!r}"
+            )
+        if not 0 < fraction < 1:  # NaN is caught here too
+            raise ValueError(f"fraction must be between 0 and 1, got {fraction}")
+        if blocks is None:
+            return
+        if isinstance(blocks, bool) or not isinstance(blocks, int):
+            raise TypeError(f"blocks must be an int, got {type(blocks).__name__} {blocks!r}")
+        if blocks < 1:
+            raise ValueError(f"blocks must be at least 1, got {blocks}")
+        if self.kind == "low_rank":
+            raise ValueError(f"low_rank takes no blocks, got blocks = {blocks}")
 
     def structure(self, in_features: int, out_features: int) -> Structure:
-        """The structure of a layer of these sizes."""
+        """The structure of a layer of these sizes.
+
+        Raises:
+            ValueError: no rank of this kind fits what may stay.
+        """
         budget = int(in_features * out_features * (1 - self.fraction))
         return structure_with_budget(self.kind, in_features, out_features, budget, self.blocks)
 
@@ -61,11 +92,31 @@ class Rule:
     """What becomes of the linears whose name is ``pattern`` (or matches it whole, as a regex).
 
     ``target`` is a structure, a :class:`Saving`, or None to leave the layer as it is.
+
+    Raises:
+        TypeError: the pattern is no text, or the target none of these.
+        ValueError: the pattern is no regular expression where it should be one.
     """
 
     pattern: str
     target: Structure | Saving | None
     regex: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise TypeError(f"pattern must be a str, got {type(self.pattern).__name__}")
+        if not isinstance(self.target, LowRank | Monarch | Blast | Saving | None):
+            raise TypeError(
+                f"the target of rule {self.pattern!r} must be LowRank, Monarch, Blast, Saving or "
+                f"None, got {type(self.target).__name__}"
+            )
+        if self.regex:
+            try:
+                re.compile(self.pattern)
+            except (re.error, RecursionError, OverflowError) as error:
+                raise ValueError(
+                    f"rule {self.pattern!r} is no regular expression: {error}"
+                ) from None
 
     def matches(self, name: str) -> bool:
         """Whether the rule speaks of the module of this name."""
@@ -194,18 +245,29 @@ def convert_(
     *,
     backend: Backend = Backend.AUTO,
     progress: Progress | None = None,
+    device: torch.device | str | None = None,
+    max_iterations: int = MAX_ITERATIONS,
 ) -> ConversionReport:
     """Factorize the linears of ``model`` in place, one layer at a time.
 
     For each linear the first matching rule holds. All rules are checked before the first layer
     changes. A dense weight is freed as soon as its factors exist.
 
+    Args:
+        model: changed layer by layer.
+        rules: in order.
+        backend: of the new layers.
+        progress: told before each layer, and at the end.
+        device: where to factorize, one weight at a time; the factors come back to the model's.
+            None works where each weight is.
+        max_iterations: of :func:`model_zoo.factorize.factorize`, for BLAST.
+
     Raises:
         ValueError: see :func:`plan`; also a weight that cannot be factorized, named.
     """
     planned = plan(model, rules)
     chosen = [(name, target) for name, target in planned.items() if target is not None]
-    parameters_before = _parameter_count(model)
+    parameters_before = parameter_count(model)
     layers: list[LayerReport] = []
     for done, (name, structure) in enumerate(chosen):
         if progress is not None:
@@ -218,8 +280,9 @@ def convert_(
         def factors(
             weight: Tensor, structure: Structure, made: list[Factorization] = made
         ) -> Mapping[str, Tensor]:
-            made.append(factorize(weight, structure))
-            return made[0].factors
+            there = weight if device is None else weight.to(device)
+            made.append(factorize(there, structure, max_iterations=max_iterations))
+            return {name: factor.to(weight.device) for name, factor in made[0].factors.items()}
 
         try:
             layer = BLRLinear.from_linear(linear, structure, factors, backend=backend)
@@ -249,7 +312,7 @@ def convert_(
         layers=tuple(layers),
         skipped=tuple(name for name, target in planned.items() if target is None),
         parameters_before=parameters_before,
-        parameters_after=_parameter_count(model),
+        parameters_after=parameter_count(model),
     )
 
 
@@ -294,7 +357,3 @@ def _linears(model: nn.Module) -> list[tuple[str, nn.Linear]]:
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.Linear)
     ]
-
-
-def _parameter_count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())

@@ -16,19 +16,20 @@ from diffusers import AutoencoderKL, DiTPipeline, DiTTransformer2DModel
 from diffusers.models.attention_processor import Attention, FusedAttnProcessor2_0
 from diffusers.models.embeddings import PatchEmbed
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from safetensors import SafetensorError
 from torch import nn
 
 from blr_kernels.nn import BLRLinear
 from blr_kernels.ops import Backend
-from blr_kernels.structures import Blast, LowRank, Monarch, Structure
-from model_zoo.checkpoint import CheckpointError, VariantFile
-from model_zoo.convert import Rule, Saving, replace_linears_
+from model_zoo.checkpoint import CheckpointError, VariantFile, fill_base_
+from model_zoo.convert import Rule, Saving
 from model_zoo.headers import read_header
 from model_zoo.json_files import read_object
 from model_zoo.registry import ModelEntry
 from model_zoo.sampling import Denoiser, decode, denoise
 from model_zoo.sources import entry_of, folder_of, variant_file
-from model_zoo.weights import fill_, fill_random_, move_buffers_, open_weights, weights_file
+from model_zoo.untrained import PaperSizes, untrained_variant_
+from model_zoo.weights import fill_random_, move_buffers_, open_weights, weights_file
 
 __all__ = [
     "Denoiser",
@@ -39,16 +40,18 @@ __all__ = [
     "fuse_qkv_",
     "load_dit",
     "save_dit",
-    "untrained_variant_",
 ]
 
 PAPER_LAYERS = (r"attn1\.to_qkv", r"ff\.net\.0\.proj", r"norm1\.linear")
 OTHER_LAYERS = (r"attn1\.to_out\.0", r"ff\.net\.2")
 BLOCKS = 9
 
-# Ranks of the paper at DiT-XL/2's width; other widths scale them.
-_PAPER_WIDTH = 1152
-_PAPER_RANKS = {"attn1.to_qkv": 384, "ff.net.0.proj": 256, "norm1.linear": 256}
+PAPER_SIZES = PaperSizes(
+    width=1152,
+    ranks={"attn1.to_qkv": 384, "ff.net.0.proj": 256, "norm1.linear": 256},
+    blocks={"monarch": BLOCKS, "blast": BLOCKS},
+)
+"""Of DiT-XL/2."""
 
 # The published configurations, for untrained models: facebook/DiT-XL-2-256 and -512.
 _TRANSFORMER: dict[str, Any] = {
@@ -181,7 +184,7 @@ def load_dit(
         fuse_qkv_(transformer)
     if untrained:
         if variant is not None:
-            untrained_variant_(transformer, str(variant), backend=backend)
+            untrained_variant_(transformer, str(variant), PAPER_SIZES, backend=backend)
         _embed_positions_(transformer)
         fill_random_(transformer, device=device, dtype=dtype)
         with torch.device("meta"):
@@ -299,43 +302,6 @@ def dit_rules(
     return [Rule(convert, saving, regex=True), Rule(r".*", None, regex=True)]
 
 
-def untrained_variant_(
-    model: nn.Module, kind: str, *, backend: Backend = Backend.AUTO
-) -> dict[str, Structure]:
-    """Put block low-rank layers of the paper's ranks into a DiT with fused q, k, v; random factors.
-
-    At width 1152: rank 384 for q/k/v and 256 for the first feed-forward layer and adaLN, in 9
-    blocks. Other widths scale the ranks; Monarch's are rounded down to a multiple of the blocks.
-
-    Returns:
-        The structure of each converted layer.
-
-    Raises:
-        ValueError: unknown kind, or no layer to convert.
-    """
-    structures: dict[str, Structure] = {}
-    for name, module in model.named_modules():
-        suffix = name.split(".", 2)[-1]
-        if isinstance(module, nn.Linear) and suffix in _PAPER_RANKS:
-            rank = max(BLOCKS, _PAPER_RANKS[suffix] * module.in_features // _PAPER_WIDTH)
-            structures[name] = _structure(kind, rank)
-    if not structures:
-        raise ValueError("the model has none of the layers to convert; fuse q, k and v first")
-    replace_linears_(model, structures, backend=backend)
-    return structures
-
-
-def _structure(kind: str, rank: int) -> Structure:
-    match kind:
-        case "low_rank":
-            return LowRank(rank)
-        case "monarch":
-            return Monarch(BLOCKS, rank - rank % BLOCKS)
-        case "blast":
-            return Blast(BLOCKS, rank)
-    raise ValueError(f"kind must be low_rank, monarch or blast, got {kind!r}")
-
-
 def _transformer_config(folder: Path) -> dict[str, Any]:
     path = folder / "transformer" / "config.json"
     config = read_object(path)
@@ -396,7 +362,7 @@ def _load_vae(folder: Path, dtype: torch.dtype) -> AutoencoderKL:
             local_files_only=True,
             low_cpu_mem_usage=False,
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{weights} cannot be loaded: {reason}") from None
 
@@ -409,35 +375,24 @@ def _fill_transformer(
     dtype: torch.dtype,
     backend: Backend,
 ) -> None:
-    variant = None
     parts = {
         f"{name}.{leaf}": [f"{name.removesuffix('qkv')}{part}.{leaf}" for part in "qkv"]
         for name, module in transformer.named_modules()
         if name.endswith(".to_qkv")
         for leaf, _ in module.named_parameters()
     }
-    # Older versions of diffusers stored the position embeddings too.
-    ignore = {"pos_embed.pos_embed"}
-    if variant_path is not None:
-        variant = VariantFile(variant_path)
-        variant.check_(transformer)
-        for name in variant.structures:
-            for leaf in ("weight", "bias"):
-                ignore.update(parts.pop(f"{name}.{leaf}", [f"{name}.{leaf}"]))
-        replace_linears_(transformer, variant.structures, backend=backend)
     with open_weights(weights_file(folder, "diffusion_pytorch_model")) as reader:
-        fill_(
+        fill_base_(
             transformer,
             reader,
+            None if variant_path is None else VariantFile(variant_path),
             device=device,
             dtype=dtype,
+            backend=backend,
             parts=parts,
-            leave=set() if variant is None else variant.structures.keys(),
-            ignore=ignore,
+            # Older versions of diffusers stored the position embeddings too.
+            ignore={"pos_embed.pos_embed"},
         )
-    if variant is not None:
-        variant.fill_(transformer, device=device, dtype=dtype)
-        variant.check_values(transformer)
     # Only now that the file's shapes have vouched for the sizes.
     _embed_positions_(transformer)
     move_buffers_(transformer, device=device, dtype=dtype)

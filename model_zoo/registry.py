@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +170,17 @@ class ModelEntry:
         found = generate_labels(folder) if self.task == "generate" else classify_labels(folder)
         return dict(found)
 
+    def how_to_make(self, kind: str) -> str:
+        """Why there is no variant of this kind and the command that makes it; one line.
+
+        Raises:
+            ValueError: unknown kind.
+        """
+        if kind not in VARIANTS:
+            raise ValueError(f"kind must be one of {', '.join(VARIANTS)}, got {kind!r}")
+        command = f"blr-lab convert {shlex.quote(self.id)} --structure {kind}"
+        return f"{self.id} has no {VARIANTS[kind]} variant here; make it with: {command}"
+
     def variant_path(self, kind: str) -> Path:
         """Where the factors of this kind belong.
 
@@ -193,6 +205,11 @@ class ModelEntry:
                 Variant(kind, title, _summary(path) if here else "", path if here else None)
             )
         return tuple(found)
+
+    @property
+    def variants_here(self) -> tuple[Variant, ...]:
+        """Those of :attr:`variants` whose file is here."""
+        return tuple(variant for variant in self.variants if variant.path is not None)
 
     @property
     def _files(self) -> tuple[tuple[str, ...], ...]:

@@ -43,8 +43,5 @@ def variant_file(entry: ModelEntry, variant: str | Path) -> Path:
         return Path(variant)
     path = entry.variant_path(str(variant))
     if not path.is_file():
-        raise ValueError(
-            f"{entry.id} has no {VARIANTS[str(variant)]} variant here ({path}); "
-            f"`blr-lab convert` makes one"
-        )
+        raise ValueError(entry.how_to_make(str(variant)))
     return path

@@ -14,23 +14,26 @@ from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
 from blr_kernels.ops import Backend
-from blr_kernels.structures import DEFAULT_BLOCKS, Blast, LowRank, Monarch, Structure
-from model_zoo.checkpoint import load_variant_
-from model_zoo.convert import Rule, Saving, replace_linears_
+from blr_kernels.structures import DEFAULT_BLOCKS
+from model_zoo.checkpoint import VariantFile, fill_base_, load_variant_
+from model_zoo.convert import Rule, Saving
 from model_zoo.headers import read_header
 from model_zoo.registry import ModelEntry
 from model_zoo.sources import entry_of, folder_of, variant_file
-from model_zoo.weights import fill_random_
+from model_zoo.untrained import PaperSizes, untrained_variant_
+from model_zoo.weights import fill_random_, open_weights
 
-__all__ = ["ViT", "classify", "load_vit", "top_classes", "untrained_variant_", "vit_rules"]
+__all__ = ["ViT", "classify", "load_vit", "top_classes", "vit_rules"]
 
 PAPER_LAYERS = (r"attn\.qkv", r"mlp\.fc1", r"mlp\.fc2")
 OTHER_LAYERS = (r"attn\.proj",)
 
-# Rank of the paper at ViT-B's width; other widths scale it.
-_PAPER_WIDTH = 768
-_PAPER_RANK = 128
-_PAPER_SUFFIXES = ("attn.qkv", "mlp.fc1", "mlp.fc2")
+PAPER_SIZES = PaperSizes(
+    width=768,
+    ranks={"attn.qkv": 128, "mlp.fc1": 128, "mlp.fc2": 128},
+    blocks=DEFAULT_BLOCKS,
+)
+"""Of ViT-B."""
 
 
 @dataclass
@@ -79,6 +82,10 @@ def load_vit(
 ) -> ViT:
     """Load a timm model from its folder or the local cache, or build it with random weights.
 
+    Where the file holds the model's own tensors, as timm writes it, the model is made on ``meta``
+    and filled tensor by tensor in ``dtype``. Other files are left to timm, which holds the whole
+    model in float32 first.
+
     Args:
         source: entry, id, full timm tag or folder (``config.json`` and ``model.safetensors``).
         dtype: of all parameters.
@@ -94,23 +101,29 @@ def load_vit(
     entry = entry_of(source, "classify")
     if untrained and entry.folder() is None and entry.untrained:
         name = entry.untrained
+        weights = Path()
     else:
         folder = folder_of(entry)
         name = f"local-dir:{folder}"
-        if not untrained and (weights := folder / "model.safetensors").is_file():
+        weights = folder / "model.safetensors"
+        if not untrained and weights.is_file():
             read_header(weights)  # refuses a damaged file in one line
     try:
         if untrained:
             model = _on_meta(name)
             if variant is not None:
-                untrained_variant_(model, str(variant), backend=backend)
+                untrained_variant_(model, str(variant), PAPER_SIZES, backend=backend)
             fill_random_(model, device=device, dtype=dtype)
             model.to(device=device, dtype=dtype)
         else:
-            model = timm.create_model(name, pretrained=True)
-            if variant is not None:
-                load_variant_(model, variant_file(entry, variant), backend=backend)
-            model.to(device=device, dtype=dtype)
+            file = None if variant is None else VariantFile(variant_file(entry, variant))
+            made = _from_file(name, weights, file, device=device, dtype=dtype, backend=backend)
+            if made is None:
+                made = timm.create_model(name, pretrained=True)
+                if file is not None:
+                    load_variant_(made, file.path, backend=backend)
+                made.to(device=device, dtype=dtype)
+            model = made
         data: dict[str, Any] = resolve_model_data_config(model)
         preprocess = create_transform(**data, is_training=False)
     except (ValueError, MemoryError, torch.OutOfMemoryError):
@@ -188,44 +201,35 @@ def vit_rules(
     return [Rule(convert, saving, regex=True), Rule(r".*", None, regex=True)]
 
 
-def untrained_variant_(
-    model: nn.Module, kind: str, *, backend: Backend = Backend.AUTO
-) -> dict[str, Structure]:
-    """Put block low-rank layers of the paper's ranks into a ViT, with random factors.
+def _from_file(
+    name: str,
+    weights: Path,
+    variant: VariantFile | None,
+    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    backend: Backend,
+) -> nn.Module | None:
+    """The model filled tensor by tensor, or None where only timm can load it.
 
-    At width 768: rank 128 for q/k/v and both feed-forward layers, in 4 blocks for Monarch and 3 for
-    BLAST. Other widths scale the rank.
-
-    Returns:
-        The structure of each converted layer.
-
-    Raises:
-        ValueError: unknown kind, or no layer to convert.
+    That is so where a file has to be adapted (older names, another image size), and for an
+    architecture with buffers that are computed and not stored: ``meta`` would lose them.
     """
-    width = getattr(model, "embed_dim", _PAPER_WIDTH)
-    rank = max(4, _PAPER_RANK * width // _PAPER_WIDTH)
-    structure = _structure(kind, rank)
-    structures = {
-        name: structure
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name.split(".", 2)[-1] in _PAPER_SUFFIXES
-    }
-    if not structures:
-        raise ValueError("the model has none of the layers to convert")
-    replace_linears_(model, structures, backend=backend)
-    return structures
-
-
-def _structure(kind: str, rank: int) -> Structure:
-    match kind:
-        case "low_rank":
-            return LowRank(rank)
-        case "monarch":
-            blocks = DEFAULT_BLOCKS["monarch"]
-            return Monarch(blocks, rank - rank % blocks)
-        case "blast":
-            return Blast(DEFAULT_BLOCKS["blast"], rank)
-    raise ValueError(f"kind must be low_rank, monarch or blast, got {kind!r}")
+    if not weights.is_file():
+        return None
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(name, pretrained=False)
+    except (NotImplementedError, RuntimeError):  # it looks at values while it is made
+        return None
+    wanted = {key: tuple(tensor.shape) for key, tensor in model.state_dict().items()}
+    if any(key not in wanted for key, _ in model.named_buffers()):
+        return None
+    with open_weights(weights) as reader:
+        if dict(reader.shapes()) != wanted:
+            return None
+        fill_base_(model, reader, variant, device=device, dtype=dtype, backend=backend)
+    return model
 
 
 def _on_meta(name: str) -> nn.Module:

@@ -21,6 +21,7 @@ __all__ = [
     "fill_random_",
     "move_buffers_",
     "open_weights",
+    "parameter_count",
     "set_tensor_",
     "weights_file",
 ]
@@ -30,11 +31,17 @@ class Reader(Protocol):
     """Tensors of an open file by name. A tensor is read when it is asked for."""
 
     @property
-    def path(self) -> Path: ...
+    def path(self) -> Path:
+        """Of the file."""
+        ...
 
-    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shape of every tensor by name, without reading one."""
+        ...
 
-    def tensor(self, name: str) -> Tensor: ...
+    def tensor(self, name: str) -> Tensor:
+        """One tensor on the CPU; it may share the file's own memory."""
+        ...
 
 
 class _SafetensorsReader:
@@ -124,7 +131,8 @@ def fill_(
         ignore: names in the file that the model does not need.
 
     Raises:
-        CheckpointError: a missing or unexpected name, or a wrong shape.
+        CheckpointError: a missing or unexpected name, a wrong shape, or integers where the model
+            has floating numbers.
     """
     parts = parts or {}
     shapes = reader.shapes()
@@ -153,6 +161,10 @@ def fill_(
         row = 0
         for source in sources:
             piece = reader.tensor(source)
+            if old.is_floating_point() and not piece.is_floating_point():
+                raise CheckpointError(
+                    f"{reader.path}: {source} must be floating, got {piece.dtype}"
+                )
             if new is None:
                 kind = dtype if dtype is not None and old.is_floating_point() else piece.dtype
                 new = torch.empty(old.shape, dtype=kind, device=device)
@@ -163,6 +175,11 @@ def fill_(
                 row += piece.shape[0]
         assert new is not None
         set_tensor_(model, name, new)
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many parameters a model holds, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def set_tensor_(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -11,8 +11,6 @@ from app.engine.machine import why_no_compile, why_no_triton
 if TYPE_CHECKING:
     from model_zoo.registry import ModelEntry
 
-_VARIANT_TITLES = {"low_rank": "low rank", "monarch": "Monarch", "blast": "BLAST"}
-
 # Seconds that the first compilation of a model was seen to take: on two CPU cores with the bundled
 # models, and on an H200 with the large ones (assets/benchmarks/h200-*.json). Later ones find their
 # kernels in inductor's cache.
@@ -83,9 +81,9 @@ def _why_not(
     if not entry.available():
         return f"weights are not here. {entry.how_to_get()}"
     if info.block_low_rank and not _has_variant(entry, variant):
-        return f"{entry.id} has no {_VARIANT_TITLES.get(variant, variant)} variant here"
+        return entry.how_to_make(variant)
     return ""
 
 
 def _has_variant(entry: ModelEntry, variant: str) -> bool:
-    return any(known.id == variant and known.path is not None for known in entry.variants)
+    return any(known.id == variant for known in entry.variants_here)

@@ -93,11 +93,6 @@ def build_vit(classes: int = len(CLASSES), drop_path: float = 0.0) -> nn.Module:
     )
 
 
-def parameter_count(model: nn.Module) -> int:
-    """How many parameters `model` holds."""
-    return sum(p.numel() for p in model.parameters())
-
-
 def seed_everything(seed: int) -> None:
     """Seed torch on every device."""
     torch.manual_seed(seed)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from diffusers import AutoencoderKL
 from torch import Tensor
 
-from model_zoo.demo.architectures import build_autoencoder, parameter_count, seed_everything
+from model_zoo.demo.architectures import build_autoencoder, seed_everything
 from model_zoo.demo.augment import light_views, strong_views
 from model_zoo.demo.dataset import load_training
 from model_zoo.demo.names import CLASSES
@@ -24,6 +24,7 @@ from model_zoo.demo.runtime import (
     set_rate,
 )
 from model_zoo.demo.weights import AUTOENCODER_FILE
+from model_zoo.weights import parameter_count
 
 SEED = 11
 KL_WEIGHT = 1e-4

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_zoo.demo.architectures import build_vit, parameter_count, seed_everything
+from model_zoo.demo.architectures import build_vit, seed_everything
 from model_zoo.demo.augment import fixed_views, strong_views
 from model_zoo.demo.dataset import Icons, load_training
 from model_zoo.demo.names import CLASSES, TRAINING_DESIGNERS
@@ -22,6 +22,7 @@ from model_zoo.demo.runtime import (
     set_rate,
 )
 from model_zoo.demo.sampling import top_correct
+from model_zoo.weights import parameter_count
 
 SEED = 13
 UNSEEN_SEED = 2024

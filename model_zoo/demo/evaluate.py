@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from model_zoo.demo.architectures import parameter_count
 from model_zoo.demo.autoencoder import measure
 from model_zoo.demo.classifier import UNSEEN_SEED, VIEWS, unseen_accuracy
 from model_zoo.demo.dataset import Icons, load_training
@@ -25,6 +24,7 @@ from model_zoo.demo.weights import (
     load_vit,
 )
 from model_zoo.dit import fuse_qkv_
+from model_zoo.weights import parameter_count
 
 TEST_SEED = 4048
 """Seed of the test views."""

@@ -15,7 +15,6 @@ from model_zoo.demo.architectures import (
     build_scheduler,
     build_transformer,
     initialise_transformer,
-    parameter_count,
     seed_everything,
 )
 from model_zoo.demo.augment import light_views
@@ -35,6 +34,7 @@ from model_zoo.demo.runtime import (
 )
 from model_zoo.demo.sampling import sample_pictures, top_correct
 from model_zoo.demo.weights import TRANSFORMER_FILE, load_autoencoder, load_transformer, load_vit
+from model_zoo.weights import parameter_count
 
 SEED = 12
 LABEL_DROPOUT = 0.1

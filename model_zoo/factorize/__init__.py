@@ -13,7 +13,13 @@ from model_zoo.factorize.blast import blast_factors
 from model_zoo.factorize.monarch import monarch_factors
 from model_zoo.factorize.svd import low_rank_factors
 
-__all__ = ["Factorization", "factorize"]
+__all__ = ["MAX_ITERATIONS", "TOLERANCE", "Factorization", "factorize"]
+
+MAX_ITERATIONS = 300
+"""Most sweeps of a BLAST fit."""
+
+TOLERANCE = 1e-3
+"""Ten sweeps of a BLAST fit that lower the error by less than this fraction of it are the last."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +46,21 @@ def factorize(
     weight: Tensor,
     structure: Structure,
     *,
-    max_iterations: int = 300,
-    tolerance: float = 1e-3,
+    max_iterations: int = MAX_ITERATIONS,
+    tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> Factorization:
     """Approximate ``weight (out, in)`` by ``structure``.
 
     Low rank (truncated SVD) and Monarch (an SVD a block) are optimal and direct. BLAST is fitted by
     alternating least squares and stops by itself, see :mod:`model_zoo.factorize.blast`. The work is
-    done on the weight's device, in float64 (float32 on a device without it).
+    done on the weight's device, in float64 (float32 on a device without it, and for the sweeps of
+    BLAST that need no more).
 
     Args:
         weight: floating, two-dimensional, finite.
         structure: where its blocks do not divide the weight, the weight is padded with zeros.
-        max_iterations: BLAST only, upper limit of sweeps.
+        max_iterations: BLAST only, upper limit of sweeps after its starts have raced for ten each.
         tolerance: BLAST only, smallest relative gain over ten sweeps worth going on for.
         seed: BLAST only.
 

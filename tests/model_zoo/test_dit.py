@@ -17,6 +17,7 @@ from blr_kernels import BLRLinear
 from model_zoo.checkpoint import CheckpointError, save_variant
 from model_zoo.convert import convert_
 from model_zoo.dit import (
+    PAPER_SIZES,
     Denoiser,
     DiT,
     decode,
@@ -25,9 +26,9 @@ from model_zoo.dit import (
     fuse_qkv_,
     load_dit,
     save_dit,
-    untrained_variant_,
 )
 from model_zoo.registry import find_class, get_model
+from model_zoo.untrained import untrained_variant_
 
 
 @pytest.fixture(scope="module")
@@ -410,9 +411,9 @@ def test_full_size_has_the_papers_sizes() -> None:
     total = sum(parameter.numel() for parameter in model.parameters())
     assert (total - 27 * embedders) / 1e6 == pytest.approx(675, abs=1)
     with pytest.raises(ValueError, match="none of the layers"):
-        untrained_variant_(torch.nn.Sequential(), "blast")
+        untrained_variant_(torch.nn.Sequential(), "blast", PAPER_SIZES)
     fuse_qkv_(model)
-    structures = untrained_variant_(model, "blast")
+    structures = untrained_variant_(model, "blast", PAPER_SIZES)
     assert len(structures) == 84
     found = {str(structure) for structure in structures.values()}
     assert found == {"BLAST b9 r384", "BLAST b9 r256"}

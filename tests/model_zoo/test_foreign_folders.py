@@ -153,6 +153,6 @@ def test_running_out_of_memory_stays_what_it_is(monkeypatch: pytest.MonkeyPatch)
     def full(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(torch.nn.Module, "to", full)
+    monkeypatch.setattr("model_zoo.weights.set_tensor_", full)
     with pytest.raises(torch.OutOfMemoryError):
         load_vit("demo-vit")

@@ -13,7 +13,8 @@ from blr_kernels import BLRLinear
 from model_zoo.checkpoint import CheckpointError, save_variant
 from model_zoo.convert import convert_
 from model_zoo.registry import get_model
-from model_zoo.vit import classify, load_vit, top_classes, untrained_variant_, vit_rules
+from model_zoo.untrained import untrained_variant_
+from model_zoo.vit import PAPER_SIZES, classify, load_vit, top_classes, vit_rules
 
 
 @pytest.fixture(scope="module")
@@ -111,15 +112,15 @@ def test_full_size_has_the_papers_sizes() -> None:
     with torch.device("meta"):
         model = timm.create_model("vit_base_patch16_224")
     assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(86.6, abs=0.05)
-    structures = untrained_variant_(model, "blast")
+    structures = untrained_variant_(model, "blast", PAPER_SIZES)
     assert len(structures) == 36
     assert {str(structure) for structure in structures.values()} == {"BLAST b3 r128"}
     with torch.device("meta"):
         model = timm.create_model("vit_base_patch16_224")
-    structures = untrained_variant_(model, "monarch")
+    structures = untrained_variant_(model, "monarch", PAPER_SIZES)
     assert {str(structure) for structure in structures.values()} == {"Monarch b4 r128"}
     with pytest.raises(ValueError, match="none of the layers"):
-        untrained_variant_(torch.nn.Sequential(), "blast")
+        untrained_variant_(torch.nn.Sequential(), "blast", PAPER_SIZES)
 
 
 def test_missing_and_broken_weights_are_named(tmp_path: Path) -> None:

@@ -211,10 +211,6 @@ def tensor_bytes(model: nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def parameter_count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
 def quantile(values: Iterable[float], q: float) -> float:
     """Linear interpolation between order statistics, 0 <= q <= 1."""
     ordered = sorted(values)

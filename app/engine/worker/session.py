@@ -24,9 +24,9 @@ from app.engine.worker.measure import (
     CpuMemory,
     CudaClock,
     CudaMemory,
-    parameter_count,
     tensor_bytes,
 )
+from model_zoo.weights import parameter_count
 
 _WARM_STEPS = 3
 _WARM_S = 0.2
