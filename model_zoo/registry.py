@@ -286,7 +286,8 @@ def get_model(id_or_path: str) -> ModelEntry:
     for entry in known:
         if entry.id == id_or_path:
             return entry
-    path = Path(id_or_path.removeprefix("local-dir:")).expanduser()
+    # Unlike Path.expanduser, this leaves the name of an unknown user as it is.
+    path = Path(os.path.expanduser(id_or_path.removeprefix("local-dir:")))
     if path.is_dir():
         return _folder_entry(path.resolve())
     if tag := _TIMM_NAME.fullmatch(id_or_path):

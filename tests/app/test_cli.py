@@ -61,6 +61,7 @@ def test_info_names_device_models_and_backends() -> None:
         (["app", "--model", "no-such-folder"], "unknown model"),
         (["info", "--device", "gpu0"], "cpu or cuda:N"),
         (["convert", "no-such-model"], "unknown model"),
+        (["convert", "~no-such-user/model"], "unknown model"),
         (["convert", "demo-vit", "--rank", "8", "--fraction", "0.5"], "not both"),
     ],
 )
