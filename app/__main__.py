@@ -85,6 +85,17 @@ def convert(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the file if it exists.")
     ] = False,
+    device: Annotated[
+        str, typer.Option(help="Where to factorize: cpu, or cuda:0, cuda:1, ... for a GPU.")
+    ] = "cpu",
+    max_iterations: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Sweeps of a BLAST fit at most; by default 300. It stops by "
+            "itself once ten sweeps gain less than 0.1 %.",
+        ),
+    ] = None,
 ) -> None:
     """Convert a dense checkpoint to a block low-rank variant and print what it cost."""
     from app.convert_command import convert_model
@@ -93,6 +104,7 @@ def convert(
         convert_model(
             source, out, structure=structure.value, blocks=blocks, rank=rank,
             fraction=fraction, layers=layers.value, report=report, overwrite=overwrite,
+            device=device, max_iterations=max_iterations,
         )  # fmt: skip
     except (OSError, TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None

@@ -23,6 +23,13 @@ _DEVICE = re.compile(r"cpu|cuda:\d+")
 
 MIN_TRITON_CAPABILITY = (8, 0)
 
+QUIET_THREADS = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+"""Environment in which OpenMP's threads sleep while they wait.
+
+Threads that spin take the time of the other processes of a small machine, and turn small calls
+into steps of milliseconds.
+"""
+
 
 def normal_device(device: str) -> str:
     """`device` as "cpu" or "cuda:N"; "cuda" is "cuda:0".
@@ -174,20 +181,14 @@ def why_no_triton(device: str, probe: Mapping[str, Any]) -> str:
 
 
 def worker_env(device: str, threads: int, *, offline: bool) -> dict[str, str]:
-    """The environment of a worker on `device`.
-
-    Threads that spin while they wait take the time of the other processes of a small machine,
-    and turn small calls into steps of milliseconds; so they sleep.
-    """
+    """The environment of a worker on `device`."""
     env = dict(os.environ)
     env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "DISABLE_TELEMETRY": "1", "PYTHONUTF8": "1"}
     if offline:
         env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if device == "cpu":
         env |= {
-            "OMP_WAIT_POLICY": "passive",
-            "GOMP_SPINCOUNT": "0",
-            "KMP_BLOCKTIME": "0",
+            **QUIET_THREADS,
             "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads),
             "CUDA_VISIBLE_DEVICES": "",

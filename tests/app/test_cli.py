@@ -90,7 +90,11 @@ def test_convert_looks_where_it_writes_before_it_works(option: str, tmp_path: Pa
     (tmp_path / "file").touch()
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    places = {tmp_path: "is no file", pipe: "is no file", tmp_path / "file" / "x": "[Errno "}
+    places = {
+        tmp_path: "is no file",
+        pipe: "is no file",
+        tmp_path / "file" / "x": "cannot be written: ",
+    }
     for place, message in places.items():
         arguments = ["convert", "demo-vit", "--overwrite", option, str(place)]
         if option == "--report":
