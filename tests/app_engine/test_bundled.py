@@ -12,15 +12,18 @@ import pytest
 from app import report as reports
 from app.engine import (
     ClassifyJob,
+    Decoding,
     Engine,
     Event,
     Failed,
     GenerateJob,
     Loading,
+    Preview,
     Ready,
     Result,
     Step,
     Stopped,
+    Warming,
 )
 from app.engine.__main__ import _picture
 
@@ -29,6 +32,28 @@ from app.engine.__main__ import _picture
 def engine() -> Iterator[Engine]:
     with Engine(max_models=3) as made:
         yield made
+
+
+def test_the_first_result_of_a_cold_start_is_the_quick_backends() -> None:
+    """Compiling comes after it, and what came before it is told: loading and warming up."""
+    job = GenerateJob("demo-dit", class_id=5, images=2)
+    events: list[Event] = []
+    with Engine() as cold:
+        run = cold.run(job, ["compiled", "dense"])
+        for event in run:
+            events.append(event)
+            if isinstance(event, Result):
+                break
+        run.stop()
+    assert {event.backend for event in events} == {"dense"}
+    assert [type(event) for event in events if not isinstance(event, Step | Preview)] == [
+        Loading, Warming, Ready, Decoding, Result,
+    ]  # fmt: skip
+    ready = next(event for event in events if isinstance(event, Ready))
+    assert ready.load_s > 0
+    assert ready.warmup_s > 0
+    assert ready.compile_s == 0
+    assert event.t < 120
 
 
 def test_one_picture_of_25_steps_takes_seconds_on_each_eager_backend(engine: Engine) -> None:

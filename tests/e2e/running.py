@@ -58,12 +58,15 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def start(folder: Path, *arguments: str) -> Server:
-    """Start `blr-lab app` on a free port and wait until its page answers."""
+def start(folder: Path, *arguments: str, guard: Path = GUARD) -> Server:
+    """Start `blr-lab app` on a free port and wait until its page answers.
+
+    `guard` is the folder of the `sitecustomize` that its processes import.
+    """
     port = free_port()
     log = folder / "network.log"
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(GUARD), str(ROOT)]),
+        "PYTHONPATH": os.pathsep.join([str(guard), str(ROOT)]),
         "PYTHONUNBUFFERED": "1",
         "BLR_LAB_FORBID_NETWORK": "1",
         "BLR_LAB_NETWORK_LOG": str(log),
