@@ -18,12 +18,16 @@ cli = typer.Typer(
 
 
 class Kind(StrEnum):
+    """The structures of `model_zoo.registry.VARIANTS`, as choices."""
+
     LOW_RANK = "low_rank"
     MONARCH = "monarch"
     BLAST = "blast"
 
 
 class Layers(StrEnum):
+    """Which layers to convert: those of the paper, or all."""
+
     PAPER = "paper"
     ALL = "all"
 

@@ -39,6 +39,7 @@ def spread(low: float, high: float, unit: bool = True) -> str:
 
 
 def mebibytes(value: float | None, unit: bool = True) -> str:
+    """A size in MiB: "57.3 MiB"; a dash for none."""
     if value is None:
         return DASH
     digits = 1 if value < 100 else 0
@@ -55,10 +56,12 @@ def parameter_count(value: int | None) -> str:
 
 
 def rate(value: float | None) -> str:
+    """Images per second, to three digits; a dash for none."""
     return DASH if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def ratio(value: float | None) -> str:
+    """A quotient: "0.55×"; a dash for none."""
     return DASH if value is None else f"{value:.2f}×"
 
 

@@ -49,15 +49,18 @@ class Sessions:
         self._runs: dict[str, Running] = {}
 
     def begin(self, session: str, run: Running) -> None:
+        """Note that `run` is the one of this session."""
         with self._lock:
             self._runs[session] = run
 
     def end(self, session: str, run: Running) -> None:
+        """Forget `run`, unless the session has begun another since."""
         with self._lock:
             if self._runs.get(session) is run:
                 del self._runs[session]
 
     def running(self, session: str) -> bool:
+        """Whether the session has a run."""
         with self._lock:
             return session in self._runs
 

@@ -17,6 +17,7 @@ from model_zoo.registry import ModelEntry, Variant
 
 
 def model_choices(context: Context, task: str) -> list[tuple[str, str]]:
+    """Title and id of each model of the task."""
     return [(entry.title, entry.id) for entry in context.models.for_task(task)]
 
 
@@ -38,10 +39,12 @@ def variant_title(variant: Variant) -> str:
 
 
 def variant_choices(entry: ModelEntry) -> list[tuple[str, str]]:
+    """Title and id of each variant that the model has."""
     return [(variant_title(variant), variant.id) for variant in entry.variants]
 
 
 def default_variant(entry: ModelEntry) -> str:
+    """BLAST, or the first variant of a model that has others only."""
     ids = [variant.id for variant in entry.variants]
     return "blast" if "blast" in ids or not ids else ids[0]
 
@@ -97,6 +100,7 @@ def box_updates(
 
 
 def ticked_ids(ticks: Sequence[bool]) -> list[BackendId]:
+    """Ids of the ticked backends; `ticks` is in the order of `BACKENDS`."""
     return [info.id for info, ticked in zip(BACKENDS, ticks, strict=True) if ticked]
 
 

@@ -36,9 +36,11 @@ class Models:
             self._entries[entry.id] = entry
 
     def for_task(self, task: str) -> list[ModelEntry]:
+        """The models of one task, in the order of the page."""
         return [entry for entry in self._entries.values() if entry.task == task]
 
     def all(self) -> list[ModelEntry]:
+        """Every model on offer."""
         return list(self._entries.values())
 
     def get(self, model: Any, task: str | None = None) -> ModelEntry:

@@ -37,8 +37,13 @@ class Running(Protocol):
     """What `Engine.run` returns."""
 
     def __iter__(self) -> Iterator[Event]: ...
-    def stop(self) -> None: ...
-    def close(self) -> None: ...
+    def stop(self) -> None:
+        """Ask the run to stop within one step."""
+        ...
+
+    def close(self) -> None:
+        """Stop, without waiting for it."""
+        ...
 
 
 @dataclass
@@ -61,6 +66,7 @@ class BackendView:
 
     @property
     def ended(self) -> bool:
+        """Whether nothing more will come from this backend."""
         return self.phase in ("done", "failed", "stopped")
 
     @property
@@ -69,6 +75,7 @@ class BackendView:
         return time.monotonic() - self.since
 
     def enter(self, phase: str) -> None:
+        """Begin a phase now."""
         self.phase = phase
         self.since = time.monotonic()
 
@@ -150,9 +157,11 @@ class LiveRun:
         return [view.report for view in self.views.values() if view.report is not None]
 
     def latency_lines(self) -> list[Line]:
+        """A line a backend: milliseconds over the step."""
         return [Line(v.info.title, v.info.colour, v.latency) for v in self.views.values()]
 
     def memory_lines(self) -> list[Line]:
+        """A line a backend: MiB over seconds since the run began."""
         return [Line(v.info.title, v.info.colour, v.memory) for v in self.views.values()]
 
 

@@ -168,6 +168,7 @@ class GenerateJob:
 
     @property
     def task(self) -> str:
+        """The task of the models that can run it, "generate"."""
         return "generate"
 
 
@@ -212,6 +213,7 @@ class ClassifyJob:
 
     @property
     def task(self) -> str:
+        """The task of the models that can run it, "classify"."""
         return "classify"
 
 

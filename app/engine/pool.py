@@ -55,6 +55,7 @@ class WorkerPool:
 
     @property
     def full(self) -> bool:
+        """Whether a new worker would push another out."""
         with self._lock:
             self._drop_dead()
             return len(self._workers) >= self._limit

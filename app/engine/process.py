@@ -66,10 +66,12 @@ class Worker:
 
     @property
     def pid(self) -> int:
+        """Id of the process, and on POSIX of its group."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
+        """Whether the process is still running."""
         return not self._dead.is_set()
 
     def send(self, name: str, payload: Any = None, *, id: int | None = None) -> int:
@@ -117,6 +119,7 @@ class Worker:
                 self.suspended = True
 
     def resume(self) -> None:
+        """Let a frozen process go on."""
         if self.suspended:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(self.pid).resume()

@@ -88,9 +88,11 @@ class Driver:
         self._ticket = line.enter()
 
     def start(self) -> None:
+        """Begin, in a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Ask the run to stop; may be called from any thread, and more than once."""
         self._stop.set()
 
     def _prepare(self, name: str, worker: Worker, backend: str, fields: dict[str, Any]) -> None:

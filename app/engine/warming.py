@@ -42,6 +42,7 @@ class Warmer:
         self._wishes.put((job, spec))
 
     def close(self) -> None:
+        """End without waiting; what waits to be warmed is forgotten."""
         self._closed.set()
         self._wishes.put(None)
 

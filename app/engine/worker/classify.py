@@ -20,16 +20,24 @@ class ClassifySession(Session):
     """A vision transformer with a classification head."""
 
     def imports(self) -> None:
+        """Import the zoo's vision transformer."""
         import model_zoo.vit  # noqa: F401
 
     def load(self) -> nn.Module:
+        """Read the weights.
+
+        Raises:
+            ValueError: when the model or its variant is missing or does not fit; one line.
+        """
         self._vit = open_vit(self.spec, self.dtype)
         return self._vit.model
 
     def shape(self, job: ClassifyJob) -> tuple[Any, ...]:
+        """The batch, in pictures."""
         return (job.batch,)
 
     def warm_steps(self, job: ClassifyJob) -> int:
+        """As many untimed forwards as the job asks for, at least one."""
         return max(1, job.warmup)
 
     def _batch(self, job: ClassifyJob) -> Tensor:
@@ -45,10 +53,12 @@ class ClassifySession(Session):
             return self.model(batch)
 
     def fresh_step(self, job: ClassifyJob) -> Callable[[], object]:
+        """One forward of the job's batch."""
         batch = self._batch(job)
         return lambda: self._forward(batch)
 
     def timed(self, job: ClassifyJob, report: Report, check: Check) -> dict[str, Any]:
+        """Time each forward, in seconds; the classes are those of the last one's first row."""
         from model_zoo.vit import top_classes
 
         batch, preprocess_s, _ = self.clock.time(lambda: self._batch(job))

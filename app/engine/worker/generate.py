@@ -23,13 +23,20 @@ class GenerateSession(Session):
     """A class-conditional diffusion transformer."""
 
     def imports(self) -> None:
+        """Import the zoo's diffusion transformer."""
         import model_zoo.dit  # noqa: F401
 
     def load(self) -> nn.Module:
+        """Read the weights.
+
+        Raises:
+            ValueError: when the model or its variant is missing or does not fit; one line.
+        """
         self._dit = open_dit(self.spec, self.dtype)
         return self._dit.transformer
 
     def shape(self, job: GenerateJob) -> tuple[Any, ...]:
+        """The batch of a forward, in latents."""
         return (self._batch(job),)
 
     def _batch(self, job: GenerateJob) -> int:
@@ -48,6 +55,8 @@ class GenerateSession(Session):
         )
 
     def fresh_step(self, job: GenerateJob) -> Callable[[], object]:
+        """One denoising step from new noise."""
+
         def step() -> None:
             # A new denoiser each time, since a job may have fewer steps than a warm-up.
             self._step(self._denoiser(job))
@@ -60,12 +69,15 @@ class GenerateSession(Session):
         denoiser.step()
 
     def warm_rest(self, job: GenerateJob) -> None:
+        """Decode once."""
         self._pictures(self._denoiser(job).latents)
 
     def decoder_bytes(self) -> int:
+        """Bytes of the autoencoder's parameters and buffers."""
         return tensor_bytes(self._dit.vae)
 
     def timed(self, job: GenerateJob, report: Report, check: Check) -> dict[str, Any]:
+        """Time each step and the decoding, in seconds; previews are outside of both."""
         denoiser = self._denoiser(job)
         seconds: list[float] = []
         wall_s = 0.0

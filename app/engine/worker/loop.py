@@ -42,9 +42,11 @@ class Inbox:
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
     def next(self) -> tuple[str, int, Any]:
+        """Wait for the next command: name, number and payload."""
         return self._commands.get()
 
     def stopped(self, number: int) -> bool:
+        """Whether Stop has come for the command of this number."""
         return number in self._stopped
 
     def _read(self) -> None:

@@ -21,6 +21,8 @@ MIB = 2**20
 
 
 class Clock(Protocol):
+    """Times one piece of work on one kind of device."""
+
     def time(self, work: Callable[[], T]) -> tuple[T, float, float]:
         """Run `work` once: what it returned, seconds on the device, seconds on the wall."""
         ...
@@ -30,6 +32,7 @@ class CpuClock:
     """`perf_counter` around the work and nothing else."""
 
     def time(self, work: Callable[[], T]) -> tuple[T, float, float]:
+        """Run `work`; both times are the same, in seconds."""
         start = time.perf_counter()
         out = work()
         seconds = time.perf_counter() - start
@@ -45,6 +48,7 @@ class CudaClock:
         self._end = torch.cuda.Event(enable_timing=True)
 
     def time(self, work: Callable[[], T]) -> tuple[T, float, float]:
+        """Run `work`: seconds between the events, seconds on the wall until the device is done."""
         torch.cuda.synchronize(self._device)
         wall = time.perf_counter()
         self._start.record()
@@ -84,6 +88,11 @@ class CpuMemory:
         """A timed part begins."""
 
     def summary(self, shape: Any, weights: int, decoder: int) -> dict[str, float | None]:
+        """The report's `memory_mib` for a learnt shape; `weights` and `decoder` in bytes.
+
+        Raises:
+            KeyError: for a shape that was not learnt.
+        """
         activations = self._activations[shape]
         return {
             "weights": weights / MIB,
@@ -95,6 +104,7 @@ class CpuMemory:
         }
 
     def labels(self) -> dict[str, str]:
+        """What each figure of `summary` is, in words."""
         return {
             "weights": "bytes of the compared model's parameters and buffers",
             "decoder": "bytes of the autoencoder, the same for every backend",
@@ -127,6 +137,7 @@ class CudaMemory:
         return peak / MIB
 
     def learn(self, shape: Any, step: Callable[[], object]) -> None:
+        """Note the peak of one step of this shape, in which its CUDA graph may be recorded."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         step()
@@ -135,10 +146,12 @@ class CudaMemory:
         self._recorded[shape] = max(self._recorded.get(shape, 0), peak)
 
     def start(self) -> None:
+        """A timed part begins: earlier peaks are forgotten, recorded ones are not."""
         self._peak = 0
         torch.cuda.reset_peak_memory_stats(self._device)
 
     def summary(self, shape: Any, weights: int, decoder: int) -> dict[str, float | None]:
+        """The report's `memory_mib` of the timed part; `weights` and `decoder` in bytes."""
         peak = max(self._peak, self._recorded.get(shape, 0))
         reserved = torch.cuda.memory_reserved(self._device)
         return {
@@ -151,6 +164,7 @@ class CudaMemory:
         }
 
     def labels(self) -> dict[str, str]:
+        """What each figure of `summary` is, in words."""
         return {
             "weights": "bytes of the compared model's parameters and buffers",
             "decoder": "bytes of the autoencoder, the same for every backend",

@@ -36,6 +36,8 @@ _MAX_SHAPES = 256
 
 
 class Report(Protocol):
+    """Sends one report of the current command to the engine."""
+
     def __call__(self, name: str, /, **fields: Any) -> None: ...
 
 
@@ -179,6 +181,7 @@ class Session(ABC):
         return result
 
     def step_memory_mib(self) -> float:
+        """Memory after a step, in MiB: resident above the baseline on a CPU, the peak on a GPU."""
         return self.memory.live_mib()
 
     def _synchronise(self) -> None:
@@ -230,6 +233,7 @@ def resolve_dtype(name: str | None, device: torch.device) -> torch.dtype:
 
 
 def device_name(device: torch.device) -> str:
+    """The device in words, "NVIDIA H200" or the CPU's model and cores."""
     if device.type == "cpu":
         return machine.cpu_name()
     return torch.cuda.get_device_name(device)
