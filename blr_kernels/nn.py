@@ -212,7 +212,7 @@ class BLRLinear(nn.Module):
         return self._linear(x, bias)[..., : self.out_features].contiguous()
 
     def extra_repr(self) -> str:
-        """Sizes, structure, bias, activation and backend."""
+        """Sizes, structure, parameters kept, activation and backend."""
         before = self.in_features * self.out_features
         after = self.structure.parameter_count(self.in_features, self.out_features)
         parts = [

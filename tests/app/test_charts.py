@@ -104,6 +104,25 @@ def test_a_chart_has_one_structure_with_and_without_data() -> None:
     assert [node.tag for node in empty] == [node.tag for node in full]
 
 
+def test_a_long_run_keeps_its_nodes_and_its_size() -> None:
+    """After ten thousand points the same nodes stand there, and the page gets no more (C3)."""
+
+    def drawn(count: int) -> ET.Element:
+        return chart([Line("Dense", "#4b5563", [(float(i), 5.0 + i % 7) for i in range(count)])])
+
+    def nodes(root: ET.Element) -> list[tuple[str, str | None]]:
+        # The labels of the axes come and go with the range.
+        return [(n.tag, n.get("class")) for n in root.iter() if n.get("class") not in ("x", "y")]
+
+    short = drawn(10)
+    for count in (161, 1_000, 10_000):
+        long = drawn(count)
+        assert nodes(long) == nodes(short)
+        (line,) = long.iter("polyline")
+        assert len(str(line.get("points")).split()) <= MAX_POINTS
+        assert len(ET.tostring(long)) < 5_000
+
+
 def test_the_legend_names_lines_that_have_points() -> None:
     text = legend([Line("Dense", "#111111", [(0, 0)]), Line("Compiled", "#222222", [])])
     assert re.findall(r"</i>([^<]+)<", text) == ["Dense"]
