@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tiny import randomize_, tiny_vit
 from torch import nn
@@ -184,7 +187,7 @@ def test_a_layer_of_wrong_facts_is_refused(
     refused(tiny_vit(), edited(variant, out, config__layers={name: value}), name)
 
 
-@pytest.mark.parametrize("values", [None, [], {"a": "x"}, {"a": None}, {"nowhere.weight": 0.1}])
+@pytest.mark.parametrize("values", [None, [], {}, {"a": "x"}, {"a": None}, {"nowhere.weight": 0.1}])
 def test_values_of_the_base_that_cannot_be_are_refused(
     variant: Path, tmp_path: Path, values: object
 ) -> None:
@@ -198,6 +201,30 @@ def test_a_header_of_endless_depth_is_refused(tmp_path: Path, text: bytes) -> No
     bad.write_bytes(len(text).to_bytes(8, "little") + text)
     with pytest.raises(CheckpointError, match="not a safetensors file"):
         read_config(bad)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.uint8, torch.bool])
+def test_factors_that_are_not_floating_are_refused(
+    variant: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    tensors = load_file(variant)
+    name = next(iter(tensors))
+    out = tmp_path / "e.safetensors"
+    save_file({**tensors, name: tensors[name].to(dtype)}, out, read_header(variant).metadata)
+    refused(tiny_vit(), out, f"{name} must be one of F64, F32, F16, BF16, got [IUB]")
+
+
+def test_weights_that_are_not_floating_are_refused(tmp_path: Path) -> None:
+    model, report = converted()
+    path = tmp_path / "m.safetensors"
+    save_model(path, model, base="tiny", report=report)
+    tensors = load_file(path)
+    out = tmp_path / "e.safetensors"
+    save_file(
+        {**tensors, "head.weight": tensors["head.weight"].short()}, out, read_header(path).metadata
+    )
+    with pytest.raises(CheckpointError, match=r"head\.weight must be floating, got torch\.int16"):
+        load_model_(tiny_vit(), out)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -244,6 +271,46 @@ def test_saving_without_converted_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"fc1\.left is not finite"):
         save_variant(tmp_path / "v.safetensors", model, base="tiny")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_variant_needs_something_to_know_its_base_by(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False))
+    replace_linears_(model, {"0": LowRank(2)})
+    with pytest.raises(ValueError, match="shares no parameter with its base"):
+        save_variant(tmp_path / "v.safetensors", model, base="none")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])
+def test_files_have_the_permissions_that_the_person_wants(
+    tmp_path: Path, umask: int, mode: int
+) -> None:
+    model, _ = converted("low_rank")
+    before = os.umask(umask)
+    try:
+        save_variant(tmp_path / "v.safetensors", model, base="tiny")
+        save_model(tmp_path / "m.safetensors", model, base="tiny")
+    finally:
+        os.umask(before)
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_nothing_is_left_of_a_file_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = converted("low_rank")
+    for error in (SafetensorError("I/O error: full"), KeyboardInterrupt()):
+
+        def save(_: object, path: Path, __: object, error: BaseException = error) -> None:
+            path.write_bytes(b"half")
+            raise error
+
+        monkeypatch.setattr("model_zoo.checkpoint.save_file", save)
+        expected = OSError if isinstance(error, Exception) else KeyboardInterrupt
+        with pytest.raises(expected):
+            save_variant(tmp_path / "v.safetensors", model, base="tiny")
+        assert list(tmp_path.iterdir()) == []
 
 
 MEMORY = """

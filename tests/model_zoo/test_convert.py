@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ import torch
 from torch import nn
 
 from blr_kernels import Backend, BLRLinear
-from blr_kernels.structures import Blast, LowRank, Monarch
+from blr_kernels.structures import Blast, LowRank, Monarch, Structure
+from model_zoo import convert
 from model_zoo.convert import Rule, Saving, convert_, plan, replace_linears_
+from model_zoo.factorize import Factorization, factorize
 
 
 def network() -> nn.Module:
@@ -59,6 +62,76 @@ def test_a_saving_removes_at_least_its_fraction() -> None:
         assert 0.42 < kept <= 0.5
     with pytest.raises(ValueError, match="between 0 and 1"):
         Saving("blast", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("blast", "x"), TypeError, "fraction must be a number between 0 and 1, got str 'x'"),
+        (("blast", None), TypeError, "got NoneType None"),
+        (("blast", True), TypeError, "got bool True"),
+        (("blast", float("nan")), ValueError, "fraction must be between 0 and 1, got nan"),
+        (("blast", float("inf")), ValueError, "between 0 and 1, got inf"),
+        (("blast", -0.5), ValueError, "between 0 and 1, got -0.5"),
+        (("blast", 0), ValueError, "between 0 and 1, got 0"),
+        (("best", 0.5), ValueError, "kind must be one of low_rank, monarch, blast, got 'best'"),
+        (("blast", 0.5, "3"), TypeError, "blocks must be an int, got str '3'"),
+        (("blast", 0.5, 0), ValueError, "blocks must be at least 1, got 0"),
+        (("low_rank", 0.5, 3), ValueError, "low_rank takes no blocks, got blocks = 3"),
+    ],
+)
+def test_a_saving_that_cannot_be(
+    arguments: tuple[object, ...], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        Saving(*arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [("(", "missing ), unterminated subpattern"), ("a**", "multiple repeat"), ("[", "character")],
+)
+def test_a_rule_that_is_no_regular_expression(pattern: str, reason: str) -> None:
+    with pytest.raises(ValueError, match="is no regular expression: ") as caught:
+        Rule(pattern, None, regex=True)
+    assert repr(pattern) in str(caught.value)
+    assert reason in str(caught.value)
+    assert Rule(pattern, None).matches(pattern)  # a name may be anything
+
+
+def test_a_rule_of_other_types_is_refused() -> None:
+    with pytest.raises(TypeError, match="pattern must be a str, got int"):
+        Rule(3, None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="LowRank, Monarch, Blast, Saving or None, got str"):
+        Rule("head", "blast")  # type: ignore[arg-type]
+
+
+def test_factors_come_back_to_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each weight goes to the other device alone; the sweeps' limit reaches the factorizer."""
+    seen = []
+
+    def factorizer(weight: torch.Tensor, structure: Structure, **options: int) -> Factorization:
+        seen.append((weight.device.type, options))
+        return factorize(torch.ones(weight.shape), structure, **options)
+
+    monkeypatch.setattr(convert, "factorize", factorizer)
+    model = network()
+    convert_(model, RULES, device="meta", max_iterations=3)
+    assert seen == [("meta", {"max_iterations": 3})] * 3
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
+@pytest.mark.gpu
+def test_factorizing_on_a_gpu_gives_the_same() -> None:
+    there, here = network(), network()
+    convert_(there, RULES, device="cuda:0")
+    convert_(here, RULES)
+    assert {parameter.device.type for parameter in there.parameters()} == {"cpu"}
+    for name in ("body.up", "body.down", "odd"):
+        torch.testing.assert_close(
+            there.get_submodule(name).to_dense(), here.get_submodule(name).to_dense(),
+            atol=1e-4, rtol=1e-4,
+        )  # fmt: skip
 
 
 def test_report_prints_and_saves(tmp_path: Path) -> None:

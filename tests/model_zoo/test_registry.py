@@ -228,6 +228,32 @@ def test_variants_of_hub_models_are_in_the_data_folder(
     assert variants_dir().parts[-2:] == ("blr-lab", "variants")
 
 
+def test_a_missing_variant_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    text = get_model("demo-vit").how_to_make("monarch")
+    assert text == (
+        "demo-vit has no Monarch variant here; make it with: "
+        "blr-lab convert demo-vit --structure monarch"
+    )
+    folder = tmp_path / "my vit"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"architecture": "x"}')
+    entry = get_model(str(folder))
+    assert entry.how_to_make("low_rank").endswith(
+        f"blr-lab convert '{folder}' --structure low_rank"
+    )
+    with pytest.raises(ValueError, match="kind must be one of"):
+        entry.how_to_make("x")
+
+
+def test_only_variants_whose_file_is_here_are_offered(cache: Path) -> None:
+    entry = get_model("vit-b-16")
+    assert entry.variants_here == ()
+    path = entry.variant_path("monarch")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"broken")
+    assert [variant.id for variant in entry.variants_here] == ["monarch"]
+
+
 def test_fetching_asks_for_the_needed_files_only(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,14 +10,16 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from tiny import write_vit
+from tiny import randomize_, write_vit
 
-from blr_kernels import BLRLinear
+from blr_kernels import BLRLinear, LowRank
 from model_zoo.checkpoint import CheckpointError, save_variant
-from model_zoo.convert import convert_
+from model_zoo.convert import Rule, convert_
 from model_zoo.registry import get_model
 from model_zoo.untrained import untrained_variant_
 from model_zoo.vit import PAPER_SIZES, classify, load_vit, top_classes, vit_rules
+
+ROTARY = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 4}
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +49,101 @@ def test_outputs_equal_those_of_timm(folder: Path) -> None:
     values, classes = expected[0].softmax(-1).topk(3)
     assert [index for index, _, _ in found] == classes.tolist()
     assert [value for _, _, value in found] == pytest.approx(values.tolist())
+
+
+def test_tensors_come_one_by_one_in_their_dtype(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model never exists in float32: it is made on meta, and timm loads nothing."""
+    reference = timm.create_model(f"local-dir:{folder}", pretrained=True).half().eval()
+    create = timm.create_model
+
+    def on_meta(*arguments: object, **options: object) -> torch.nn.Module:
+        model = create(*arguments, **options)
+        assert all(parameter.is_meta for parameter in model.parameters())
+        return model
+
+    monkeypatch.setattr(timm, "create_model", on_meta)
+    vit = load_vit(folder, dtype=torch.float16)
+    found = dict(vit.model.named_parameters())
+    for name, parameter in reference.named_parameters():
+        assert found[name].dtype == torch.float16
+        assert torch.equal(found[name], parameter)
+
+
+MEMORY = """
+import sys, threading, time, torch
+from model_zoo.vit import load_vit
+
+def allocated():
+    for line in open("/proc/self/status"):
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+
+load_vit(sys.argv[1])  # imports and caches
+start = peak = allocated()
+done = False
+def watch():
+    global peak
+    while not done:
+        peak = max(peak, allocated())
+        time.sleep(0.001)
+watcher = threading.Thread(target=watch, daemon=True)
+watcher.start()
+vit = load_vit(sys.argv[2], dtype=torch.float16)
+done = True
+watcher.join()
+print(peak - start, sum(p.nbytes for p in vit.model.parameters()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's accounts")
+def test_loading_in_half_precision_takes_half_the_memory(folder: Path, tmp_path: Path) -> None:
+    arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 768, "depth": 6, "num_heads": 6}
+    wide = write_vit(tmp_path / "wide", arguments=arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(folder), str(wide)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    peak, stored = map(int, done.stdout.split())
+    assert stored > 80 * 2**20
+    assert peak < 1.3 * stored
+
+
+@pytest.mark.parametrize("variant", [None, "low_rank"])
+def test_buffers_that_timm_computes_are_right(tmp_path: Path, variant: str | None) -> None:
+    """Rotary embeddings are in no file, and meta would lose them."""
+    model = timm.create_model("eva02_tiny_patch14_224", num_classes=5, **ROTARY)
+    randomize_(model, 0)
+    stored, buffers = model.state_dict(), dict(model.named_buffers())
+    assert any(name not in stored for name in buffers)
+    folder = write_vit(tmp_path / "eva", model=model, architecture="eva02_tiny_patch14_224",
+                       arguments=ROTARY)  # fmt: skip
+    if variant is not None:
+        report = convert_(model, [Rule("head", LowRank(2)), Rule(".*", None, regex=True)])
+        entry = get_model(str(folder))
+        save_variant(entry.variant_path(variant), model, base=entry.id, report=report)
+    vit = load_vit(folder, variant=variant)
+    for name, buffer in vit.model.named_buffers():
+        assert torch.equal(buffer, buffers[name])
+    pixels = vit.pixels([picture()])
+    with torch.no_grad():
+        assert torch.equal(vit.model(pixels), model(pixels))
+
+
+def test_a_file_that_timm_must_adapt_is_left_to_timm(tmp_path: Path) -> None:
+    """A position embedding of another image size is resampled."""
+    folder = write_vit(tmp_path / "small")
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"]["img_size"] = 48
+    config["pretrained_cfg"]["input_size"] = [3, 48, 48]
+    (folder / "config.json").write_text(json.dumps(config))
+    reference = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    vit = load_vit(folder)
+    pixels = vit.pixels([picture()])
+    assert pixels.shape == (1, 3, 48, 48)
+    with torch.no_grad():
+        assert torch.equal(vit.model(pixels), reference(pixels))
 
 
 def test_labels_are_the_models_own(folder: Path) -> None:
@@ -138,7 +238,7 @@ def test_missing_and_broken_weights_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be loaded") as caught:
         load_vit(folder)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match="has no BLAST variant here"):
+    with pytest.raises(ValueError, match=r"no BLAST variant here; .* --structure blast"):
         load_vit(write_vit(tmp_path / "whole"), variant="blast")
     config = tmp_path / "whole" / "config.json"
     config.write_text(config.read_text().replace("vit_tiny_patch16_224", "vit_unheard_of"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import timm
@@ -70,13 +71,22 @@ def tiny_vit(classes: int = 5, seed: int = 0) -> nn.Module:
     return randomize_(model, seed)
 
 
-def write_vit(folder: Path, seed: int = 0) -> Path:
+def write_vit(
+    folder: Path,
+    seed: int = 0,
+    *,
+    architecture: str = "vit_tiny_patch16_224",
+    arguments: Mapping[str, int] = VIT_ARGUMENTS,
+    model: nn.Module | None = None,
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tiny_vit(seed=seed).state_dict(), folder / "model.safetensors")
+    if model is None:
+        model = randomize_(timm.create_model(architecture, num_classes=5, **arguments), seed)
+    save_file(model.state_dict(), folder / "model.safetensors")
     config = {
-        "architecture": "vit_tiny_patch16_224",
+        "architecture": architecture,
         "num_classes": 5,
-        "model_args": VIT_ARGUMENTS,
+        "model_args": arguments,
         "label_names": ["ant", "bee", "cat", "dog", "elk"],
         "label_descriptions": {"ant": "ant, emmet"},
         "pretrained_cfg": {
