@@ -292,7 +292,7 @@ def dit_rules(
         blocks: of Monarch and BLAST.
 
     Raises:
-        ValueError: unknown ``layers``.
+        TypeError, ValueError: unknown ``layers``, or what :class:`~model_zoo.convert.Saving` refuses.
     """
     if layers not in ("paper", "all"):
         raise ValueError(f"layers must be 'paper' or 'all', got {layers!r}")

@@ -29,6 +29,7 @@ class Run:
 
     @property
     def on_gpu(self) -> bool:
+        """Whether the device is an NVIDIA GPU."""
         return self.device.type == "cuda"
 
     def batch_size(self, on_gpu: int) -> int:
@@ -36,6 +37,7 @@ class Run:
         return self.batch or (on_gpu if self.on_gpu else 8)
 
     def elapsed(self) -> float:
+        """Seconds since `started`."""
         return time.monotonic() - self.started
 
     def autocast(self) -> torch.autocast:
@@ -130,6 +132,7 @@ class Average:
         torch._foreach_lerp_(self.mean, self.live, 1 - decay)
 
     def state(self) -> dict[str, Tensor]:
+        """The averaged weights by parameter name."""
         return dict(zip(self.names, self.mean, strict=True))
 
     @torch.no_grad()

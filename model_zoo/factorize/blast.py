@@ -19,7 +19,7 @@ and in float64 from there on.
 
 When to stop: once ten sweeps together lower the error by less than ``tolerance`` of it (0.1 % by
 default), or after ``max_iterations`` sweeps. A random weight of 3456 x 1152 with 9 blocks and rank
-384 stops after about 110 sweeps, within 1 % of the error that 300 sweeps would reach.
+384 stops after about 120 sweeps, within 1 % of the error that 300 sweeps would reach.
 """
 
 from __future__ import annotations
