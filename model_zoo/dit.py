@@ -292,7 +292,8 @@ def dit_rules(
         blocks: of Monarch and BLAST.
 
     Raises:
-        TypeError, ValueError: unknown ``layers``, or what :class:`~model_zoo.convert.Saving` refuses.
+        TypeError, ValueError: unknown ``layers``, or what
+            :class:`~model_zoo.convert.Saving` refuses.
     """
     if layers not in ("paper", "all"):
         raise ValueError(f"layers must be 'paper' or 'all', got {layers!r}")

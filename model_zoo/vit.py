@@ -191,7 +191,8 @@ def vit_rules(
         blocks: of Monarch (by default 4) and BLAST (by default 3).
 
     Raises:
-        TypeError, ValueError: unknown ``layers``, or what :class:`~model_zoo.convert.Saving` refuses.
+        TypeError, ValueError: unknown ``layers``, or what
+            :class:`~model_zoo.convert.Saving` refuses.
     """
     if layers not in ("paper", "all"):
         raise ValueError(f"layers must be 'paper' or 'all', got {layers!r}")
