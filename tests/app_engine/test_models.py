@@ -270,8 +270,9 @@ def test_compiling_is_told_apart_and_done_once_a_shape(engine: Engine, dit_folde
     assert result(other, "compiled").report["recompiled_in_run"] == 0
 
 
-def test_no_worker_left_the_machine(engine: Engine, network_log: Path) -> None:
-    """Runs last in this module: what its workers tried is in the log."""
+def test_no_worker_left_the_machine(engine: Engine, network_log: Path, vit_folder: Path) -> None:
+    """Runs last in this module: what its workers tried is in the log (C10)."""
+    run(engine, classify_job(vit_folder), "dense")
     assert engine._pool.workers()
     for worker in engine._pool.workers():
         environment = psutil.Process(worker.pid).environ()

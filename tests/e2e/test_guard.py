@@ -1,10 +1,15 @@
-"""The guard of the browser tests itself: what leaves the machine is stopped and counted."""
+"""The guards of these tests themselves: what leaves the machine is stopped and counted."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from playwright.sync_api import Page
-from running import Watched
+from running import GUARD, Watched
 
 FETCH = "url => fetch(url, {mode: 'no-cors'}).then(() => 'open', () => 'closed')"
 SOCKET = """url => new Promise((done) => {
@@ -43,3 +48,31 @@ def test_what_stays_is_not_counted(page: Page, pages: Watched) -> None:
     # The app has no WebSocket; the attempt reaches it and is refused there.
     page.evaluate(SOCKET, page.url.replace("http", "ws", 1))
     assert pages.outside == []
+
+
+@pytest.mark.parametrize(
+    ("code", "noted"),
+    [
+        ("socket.create_connection(('192.0.2.1', 80), timeout=1)", "192.0.2.1"),
+        ("socket.getaddrinfo('example.org', 443)", "example.org"),
+        ("urllib.request.urlopen('http://example.org', timeout=1)", "example.org"),
+        ("socket.socket(type=socket.SOCK_DGRAM).sendto(b'', ('192.0.2.1', 53))", "192.0.2.1"),
+        ("socket.create_server(('127.0.0.1', 0))", ""),
+    ],
+)
+def test_what_a_process_tries_is_refused_and_noted(tmp_path: Path, code: str, noted: str) -> None:
+    """C10: also where the caller swallows the error, and in a process that it starts."""
+    log = tmp_path / "log"
+    inner = f"import socket, urllib.request; {code}"
+    outer = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {inner!r}]))"
+    environment = os.environ | {
+        "PYTHONPATH": str(GUARD), "BLR_LAB_FORBID_NETWORK": "1", "BLR_LAB_NETWORK_LOG": str(log),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", outer], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode == 0) == (noted == ""), done.stderr
+    if noted:
+        assert noted in log.read_text(encoding="utf-8")
+    else:
+        assert not log.exists()
