@@ -39,7 +39,7 @@ def search_labels(labels: Mapping[int, str], text: str) -> list[tuple[int, str]]
     wanted = " ".join(text.casefold().split())
     if not wanted:
         return sorted(labels.items())
-    number = int(wanted) if wanted.isascii() and wanted.isdecimal() else None
+    number = _number(wanted)
     ranked = []
     for index, label in labels.items():
         rank = 0 if index == number else _rank(label, wanted)
@@ -55,8 +55,8 @@ def find_class(labels: Mapping[int, str], text: str) -> int:
         ValueError: no class or several have that name; the message lists candidates.
     """
     wanted = " ".join(text.casefold().split())
-    if wanted.isascii() and wanted.isdecimal() and int(wanted) in labels:
-        return int(wanted)
+    if (number := _number(wanted)) is not None and number in labels:
+        return number
     exact = [index for index, label in sorted(labels.items()) if wanted in _names(label)]
     if len(exact) == 1:
         return exact[0]
@@ -66,6 +66,12 @@ def find_class(labels: Mapping[int, str], text: str) -> int:
     near = search_labels(labels, text)[:5] if wanted else []
     hint = "; ".join(f"{index} {label}" for index, label in near)
     raise ValueError(f"no class is named {text!r}" + (f"; near it: {hint}" if hint else ""))
+
+
+def _number(wanted: str) -> int | None:
+    # Python refuses to read thousands of digits, in words that are about Python.
+    short = len(wanted) <= len(str(MAX_CLASSES))
+    return int(wanted) if short and wanted.isascii() and wanted.isdecimal() else None
 
 
 def _names(label: str) -> list[str]:
