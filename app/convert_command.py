@@ -220,7 +220,7 @@ class _Remaining(ProgressColumn):
         begun = task.fields["begun"]
         left = remaining_seconds(task.completed, task.total or 0, begun, task.elapsed or 0.0)
         if left is None:
-            return Text("time left known after the first layer")
+            return Text("estimating")
         minutes, seconds = divmod(round(left), 60)
         hours, minutes = divmod(minutes, 60)
         return Text(f"about {hours}:{minutes:02}:{seconds:02} left")
