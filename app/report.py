@@ -24,6 +24,11 @@ VERSION = 1
 BASE = "dense"
 COMPILED_BASE = "compiled"
 
+_SAME = 1.02
+"""Up to this ratio two medians are called equal."""
+_FEW = 10
+"""With fewer timed steps than these, the words say so."""
+
 Report = dict[str, Any]
 
 
@@ -118,17 +123,24 @@ def _ratios(
 def pays_after(dense: Mapping[str, Any], other: Mapping[str, Any]) -> int | None:
     """After how many images (or forwards) compiling has paid back, against dense.
 
-    `None` where nothing was compiled, or where it is no faster and never pays.
+    Two digits, rounded up: the times do not hold more. `None` where nothing was compiled, or where
+    it is not clearly faster.
     """
-    if not other["compile_s"]:
+    if not other["compile_s"] or speedup(dense, other) <= _SAME or _overlap(dense, other):
         return None
     # One image needs `steps` denoising steps, one forward is a step.
     steps = other["steps"] if other["task"] == "generate" else 1
     per_run = (dense["step_ms"]["median"] - other["step_ms"]["median"]) / 1e3 * steps
-    if per_run <= 0:
-        return None
     pictures = other["shape"].get("images", 1) if other["task"] == "generate" else 1
-    return math.ceil(other["compile_s"] / per_run) * pictures
+    after = math.ceil(other["compile_s"] / per_run) * pictures
+    unit_of_two_digits = 10 ** max(0, len(str(after)) - 2)
+    return math.ceil(after / unit_of_two_digits) * unit_of_two_digits
+
+
+def _overlap(base: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the middle four fifths of the two's times share a value."""
+    ours, theirs = base["step_ms"], other["step_ms"]
+    return ours["p10"] <= theirs["p90"] and theirs["p10"] <= ours["p90"]
 
 
 def picture_difference(dense: Sequence[bytes], other: Sequence[bytes]) -> dict[str, Any]:
@@ -172,7 +184,8 @@ def verdict(report: Mapping[str, Any]) -> str:
         sentences.append("Dense did not run, so nothing is compared with it.")
     for backend, ratios in report["ratios"].items():
         if backend != BASE:
-            sentences.append(_sentence(by_backend[backend], ratios))
+            base = by_backend[ratios["like"] or BASE]
+            sentences.append(_sentence(by_backend[backend], base, ratios))
     if report["base"] is not None and len(by_backend) == 1:
         title = backend_info(BASE).title
         sentences.append(
@@ -181,6 +194,8 @@ def verdict(report: Mapping[str, Any]) -> str:
         )
     if report["untrained"]:
         sentences.append("The weights are untrained: only times and memory mean anything.")
+    elif answers := _answers(report["backends"]):
+        sentences.append(answers)
     return " ".join(sentences)
 
 
@@ -191,35 +206,65 @@ def unit(result: Mapping[str, Any]) -> str:
 
 def speed_words(ratio: float) -> str:
     """A speed-up in words: "1.2x slower than", "as fast as"."""
-    if 0.98 <= ratio <= 1.02:
+    if 2 - _SAME <= ratio <= _SAME:
         return "as fast as"
     if ratio > 1:
         return f"{ratio:.2f}x faster than"
     return f"{1 / ratio:.2f}x slower than"
 
 
-def _sentence(result: Mapping[str, Any], ratios: Mapping[str, Any]) -> str:
-    like = ratios["like"]
-    ratio, base = (ratios["speedup_like"], like) if like else (ratios["speedup"], BASE)
-    title = backend_info(result["backend"]).title
-    text = f"{title} is {speed_words(ratio)} {backend_info(base).title} here"
+def _comparison(result: Mapping[str, Any], base: Mapping[str, Any]) -> str:
+    """Faster or slower than `base`, and no surer than the times allow."""
+    words, title = speed_words(speedup(base, result)), backend_info(base["backend"]).title
+    count = min(base["step_ms"]["n"], result["step_ms"]["n"])
+    if words == "as fast as":
+        return f"as fast as {title} here"
+    if count < _FEW:
+        plural = "s" if count != 1 else ""
+        return f"{words} {title} here, from only {count} {unit(result)}{plural}"
+    if _overlap(base, result):
+        median = words.removesuffix(" than")
+        return f"about as fast as {title} here (median {median}, but the spreads overlap)"
+    return f"{words} {title} here"
+
+
+def _sentence(result: Mapping[str, Any], base: Mapping[str, Any], ratios: Mapping[str, Any]) -> str:
+    """`base` is the result's like where that ran, else dense."""
+    text = f"{backend_info(result['backend']).title} is {_comparison(result, base)}"
     weights = ratios["memory_weights"]
     if weights is not None and abs(weights - 1) >= 0.005:
         text += f" and stores {weights:.2f}x the weights"
-    if like is None:
+    if ratios["like"] is None:
         compiled = backend_info(COMPILED_BASE).title
         text += f" (it is compiled, Dense is not: tick {compiled} to compare like with like)"
     if result["compile_s"]:
-        what = "images" if result["task"] == "generate" else "forwards"
-        after = ratios["compile_pays_after"]
-        against = "" if base == BASE else " against Dense"
-        text += (
-            f"; its {result['compile_s']:.0f} s of compiling pay back{against} "
-            f"after {after:,} {what}"
-            if after is not None
-            else f"; its {result['compile_s']:.0f} s of compiling never pay back{against}"
-        )
+        text += f"; its {result['compile_s']:.0f} s of compiling {_payback(result, base, ratios)}"
     return text + "."
+
+
+def _payback(result: Mapping[str, Any], base: Mapping[str, Any], ratios: Mapping[str, Any]) -> str:
+    what = "images" if result["task"] == "generate" else "forwards"
+    against = "" if base["backend"] == BASE else " against Dense"
+    after = ratios["compile_pays_after"]
+    if after is not None:
+        return f"pay back{against} after {after:,} {what}"
+    if ratios["speedup"] < 2 - _SAME:
+        return f"never pay back{against}"
+    return f"gain too little{against} to pay back"
+
+
+def _answers(results: Sequence[Mapping[str, Any]]) -> str:
+    """Whether the backends of a classification name the same class first; "" for pictures."""
+    named = {
+        backend_info(result["backend"]).title: result["top"][0][1]
+        for result in results
+        if result.get("top")
+    }
+    if len(named) < 2:
+        return ""
+    if len(set(named.values())) == 1:
+        return f"All name the same class first: {next(iter(named.values()))}."
+    return "They differ: " + ", ".join(f"{who} names {what}" for who, what in named.items()) + "."
 
 
 def _ms(value: float) -> str:

@@ -95,6 +95,45 @@ def test_words_and_table_agree_with_the_numbers() -> None:
     assert "BLR PyTorch is as fast as Dense" in same["verdict"]
 
 
+def test_words_are_no_surer_than_the_times() -> None:
+    """C16: a median that differs inside the spread, or of three steps, is no verdict."""
+
+    def spread(backend: str, median: float, low: float, high: float, n: int = 25) -> dict[str, Any]:
+        times = {"median": median, "p10": low, "p90": high, "n": n, "all": [median] * n}
+        compile_s = 8.0 if backend == "compiled" else 0.0
+        return result(backend, median, 58.0, step_ms=times, compile_s=compile_s)
+
+    unclear = reports.build([spread("dense", 130, 97, 164), spread("compiled", 60, 50, 110)])
+    assert "Compiled is about as fast as Dense here" in unclear["verdict"]
+    assert "2.17x faster, but the spreads overlap" in unclear["verdict"]
+    assert "gain too little to pay back" in unclear["verdict"]
+    clear = reports.build([spread("dense", 130, 120, 140), spread("compiled", 60, 50, 110)])
+    assert "Compiled is 2.17x faster than Dense here" in clear["verdict"]
+    few = reports.build([spread("dense", 130, 130, 130, 3), spread("blr-torch", 60, 60, 60, 3)])
+    assert "2.17x faster than Dense here, from only 3 steps" in few["verdict"]
+    same = reports.build([spread("dense", 100, 99, 101), spread("compiled", 99.5, 99, 100)])
+    assert same["ratios"]["compiled"]["compile_pays_after"] is None
+
+
+def test_payback_has_two_digits() -> None:
+    """The times do not hold more than that; rounded up."""
+    report = reports.build(
+        [result("dense", 40.0, 58.0), result("compiled", 30.0, 58.0, compile_s=37.3)]
+    )
+    # 37.3 s / (10 ms x 25 steps) = 149.2 images.
+    assert report["ratios"]["compiled"]["compile_pays_after"] == 150
+
+
+def test_classes_that_differ_are_said() -> None:
+    def named(backend: str, label: str) -> dict[str, Any]:
+        return result(backend, 40.0, 58.0, task="classify", top=[(0, label, 0.9)])
+
+    same = reports.build([named("dense", "fox"), named("blr-torch", "fox")])
+    assert "All name the same class first: fox." in same["verdict"]
+    other = reports.build([named("dense", "cookie"), named("blr-torch", "chick")])
+    assert "Dense names cookie, BLR PyTorch names chick" in other["verdict"]
+
+
 def test_compiling_pays_back_after_a_known_number_of_images() -> None:
     """C12: 10 ms saved a step, 25 steps an image: 20 s of compiling are saved in 80 images."""
     report = reports.build(
