@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import tempfile
 from pathlib import Path
 
-from person import card, open_tab, run, wait_finished
+from person import card, open_tab, run, choose_picture, wait_finished
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 from running import FLAGS, ROOT, SIZE, end, find_browser, start
@@ -27,6 +28,8 @@ def save(page: Page, name: str) -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        # Compiling starts from nothing, as on a machine that never ran the model.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(folder) / "inductor")
         server = start(Path(folder))
         browser = playwright.chromium.launch(executable_path=find_browser(), args=list(FLAGS))
         try:
@@ -41,6 +44,7 @@ def main() -> None:
                 wait_finished(page, "generate", PATIENCE_MS)
             save(page, "page-generate.png")
             open_tab(page, "Classify")
+            choose_picture(page, TARGET / "owl.png")
             run(page, "classify")
             wait_finished(page, "classify", PATIENCE_MS)
             save(page, "page-classify.png")
