@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from person import card, open_tab, run, choose_picture, wait_finished
+from person import card, choose_picture, open_tab, run, wait_finished
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 from running import FLAGS, ROOT, SIZE, end, find_browser, start
