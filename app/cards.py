@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -65,6 +65,10 @@ def ratio(value: float | None) -> str:
     return DASH if value is None else f"{value:.2f}×"
 
 
+def _title(text: str) -> str:
+    return f' title="{escape(text)}"' if text else ""
+
+
 def data_uri(png: bytes) -> str:
     """A PNG, byte for byte, as the source of an image (C4)."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
@@ -98,6 +102,30 @@ def progress_sentence(live: LiveRun) -> str:
         "decoding": "decodes the pictures",
     }.get(view.phase, f"is at {_step_word(live.job)} {view.step} of {view.total}")
     return verdict(f"<b>{escape(view.info.title)} {doing}</b> ({place}).", tone="busy")
+
+
+# ---- what the figures are, shown when the pointer rests on them
+
+_MEMORY_IS = {
+    "weights": "bytes of the compared model's parameters and buffers",
+    "peak": "the most memory that the model needs at once, known after the run",
+    "process": "memory of the backend's process above its start",
+}
+
+
+def meanings(report: dict[str, Any] | None, word: str) -> dict[str, str]:
+    """What each figure is, in words; of memory, as the report has it where there is one."""
+    memory = _MEMORY_IS | ((report or {}).get("memory_labels") or {})
+    return {
+        "load": "reading the weights, without starting Python",
+        "compile": f"torch.compile, before the first timed {word}",
+        "warm-up": f"{word}s that are not timed, after loading",
+        "median": f"half of the {word}s took less",
+        "p10–p90": f"a tenth of the {word}s took less than the first, a tenth more than the second",
+        "weights": memory["weights"],
+        "peak": memory["peak"],
+        "process": memory["process"],
+    }
 
 
 # ---- cards
@@ -200,23 +228,30 @@ def figures(
         if compile_s > 0:
             rows.append(("compile", duration(compile_s) + (f", {pays_back}" if pays_back else "")))
         share = step["median"] / max(slowest_ms, step["median"])
+        bar = "the median, as a share of the slowest backend's"
     else:
         recent = sorted(y for _, y in view.latency) if view is not None else []
         number = milliseconds(recent[len(recent) // 2]) if recent else DASH
         note = f"per {word}, median" + (" so far" if recent else "")
         ready = view.ready if view is not None else None
-        peak = max((y for _, y in view.memory), default=None) if view is not None else None
         rows = [
             ("p10–p90", DASH),
             ("weights", mebibytes(ready.weights_bytes / 2**20 if ready else None)),
-            ("peak", mebibytes(peak)),
+            ("peak", DASH),  # the chart shows the process meanwhile, which is another quantity
             ("parameters", parameter_count(ready.parameters if ready else None)),
         ]
         share = view.step / view.total if view is not None and view.total else 0.0
-    details = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows)
+        bar = f"{word}s done"
+    titles = meanings(report, word)
+    details = "".join(
+        f"<dt{_title(titles.get(name, ''))}>{name}</dt>"
+        f"<dd{_title(titles.get(name, ''))}>{escape(text)}</dd>"
+        for name, text in rows
+    )
     return (
         f'<p class="big"><b>{number}</b> <span>{note}</span></p>'
-        f'<div class="progress"><i style="width:{100 * share:.1f}%;background:{info.colour}"></i>'
+        f'<div class="progress"{_title(bar)}>'
+        f'<i style="width:{100 * share:.1f}%;background:{info.colour}"></i>'
         f'</div><dl class="details">{details}</dl>'
     )
 
@@ -225,26 +260,39 @@ def figures(
 
 COLUMNS = (
     "backend", "load", "compile", "warm-up", "median", "p10–p90", "images/s",
-    "weights", "peak", "vs Dense", "picture vs Dense",
+    "weights", "peak", "process", "vs Dense", "picture vs Dense",
 )  # fmt: skip
 
 
 EMPTY_FOOTNOTE = "Memory in MiB. Device, dtype, shape, seed and versions stand here after a run."
 
 
+Cell = tuple[str, str]
+"""A text and what is shown when the pointer rests on it, or ""."""
+
+
 def table(
-    rows: Sequence[tuple[BackendInfo, Sequence[str]]], footnote: str = "", pictures: bool = True
+    rows: Sequence[tuple[BackendInfo, Sequence[Cell]]],
+    footnote: str = "",
+    pictures: bool = True,
+    titles: Mapping[str, str] | None = None,
 ) -> str:
     """The summary: one row a backend, cells in the order of `COLUMNS` after the first.
 
-    Without `pictures` the last column, how they differ, is left out.
+    Without `pictures` the last column, how they differ, is left out. `titles` says by column
+    what it holds.
     """
     columns = COLUMNS if pictures else COLUMNS[:-1]
-    cells = "".join(f'<th scope="col">{name}</th>' for name in columns)
+    titles = titles or {}
+    cells = "".join(
+        f'<th scope="col"{_title(titles.get(name, ""))}>{name}</th>' for name in columns
+    )
     body = "".join(
         f'<tr data-backend="{info.id}"><th scope="row">'
         f'<i class="dot" style="background:{info.colour}"></i>{escape(info.title)}</th>'
-        + "".join(f"<td>{escape(text)}</td>" for text in row[: len(columns) - 1])
+        + "".join(
+            f"<td{_title(title)}>{escape(text)}</td>" for text, title in row[: len(columns) - 1]
+        )
         + "</tr>"
         for info, row in rows
     )
@@ -260,19 +308,29 @@ def table(
     )
 
 
-def table_cells(report: dict[str, Any], speed: float | None, picture: str) -> list[str]:
-    """The cells of one backend's row, in the order of `COLUMNS` after the first."""
+def table_cells(
+    report: dict[str, Any], speed: float | None, picture: str, phases: Collection[str]
+) -> list[Cell]:
+    """The cells of one backend's row, in the order of `COLUMNS` after the first.
+
+    `phases` are those of this run: what a warm worker had done before is marked so.
+    """
     step, memory = report["step_ms"], report["memory_mib"]
     compile_s = report.get("compile_s") or 0.0
+    before = "done before this run, which found the backend warm"
     return [
-        duration(report.get("load_s")),
-        duration(compile_s) if compile_s else DASH,
-        duration(report.get("warmup_s")),
-        milliseconds(step["median"]),
-        spread(step["p10"], step["p90"], unit=False),
-        rate(report.get("images_per_s")),
-        mebibytes(memory.get("weights"), False),
-        mebibytes(memory.get("peak"), False),
-        ratio(speed),
-        picture,
+        (duration(report.get("load_s")), "" if "loading" in phases else before),
+        (
+            duration(compile_s) if compile_s else DASH,
+            before if compile_s and "compiling" not in phases else "",
+        ),
+        (duration(report.get("warmup_s")), "" if "warming" in phases else before),
+        (milliseconds(step["median"]), ""),
+        (spread(step["p10"], step["p90"], unit=False), ""),
+        (rate(report.get("images_per_s")), ""),
+        (mebibytes(memory.get("weights"), False), ""),
+        (mebibytes(memory.get("peak"), False), ""),
+        (mebibytes(memory.get("process"), False), ""),
+        (ratio(speed), ""),
+        (picture, ""),
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app import report as reports
-from app.cards import DASH, table_cells
+from app.cards import DASH, Cell, table_cells
 from app.engine import BackendInfo, backend_info
 from app.live import LiveRun
 
@@ -17,7 +17,7 @@ class Conclusion:
 
     report: dict[str, Any]
     sentence: str
-    rows: list[tuple[BackendInfo, list[str]]]
+    rows: list[tuple[BackendInfo, list[Cell]]]
     csv: str
     payback: dict[str, str]
     footnote: str
@@ -48,7 +48,8 @@ def conclude(live: LiveRun) -> Conclusion:
             picture = DASH
         else:
             picture = reports.picture_words(ratios["picture"])
-        rows.append((backend_info(key), table_cells(result, ratios.get("speedup"), picture)))
+        cells = table_cells(result, ratios.get("speedup"), picture, live.views[key].phases)
+        rows.append((backend_info(key), cells))
         after = ratios.get("compile_pays_after")
         if result.get("compile_s") and ratios:
             payback[key] = (

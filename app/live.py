@@ -63,6 +63,8 @@ class BackendView:
     ready: Ready | None = None
     report: dict[str, Any] | None = None
     message: str = ""
+    phases: set[str] = field(default_factory=set)
+    """The phases of this run; a warm worker is through with loading and warming before it."""
 
     @property
     def ended(self) -> bool:
@@ -77,6 +79,7 @@ class BackendView:
     def enter(self, phase: str) -> None:
         """Begin a phase now."""
         self.phase = phase
+        self.phases.add(phase)
         self.since = time.monotonic()
 
 

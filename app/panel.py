@@ -166,7 +166,8 @@ class Panel:
         drawn.append(self._memory_chart(live))
         rows = end.rows if end is not None else []
         footnote = end.footnote if end is not None else ""
-        drawn.append(cards.table(rows, footnote, pictures=self.task == "generate"))
+        titles = cards.meanings(done[0] if done else None, self._word)
+        drawn.append(cards.table(rows, footnote, pictures=self.task == "generate", titles=titles))
         return drawn
 
     def _latency_chart(self, live: LiveRun | None) -> str:

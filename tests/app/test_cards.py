@@ -105,3 +105,32 @@ def test_a_failed_backend_says_why(context: Context) -> None:
 def test_the_table_leaves_out_pictures_for_classes() -> None:
     assert "picture vs Dense" in cards.table([])
     assert "picture vs Dense" not in cards.table([], pictures=False)
+
+
+def test_a_card_has_no_peak_until_it_is_known(context: Context) -> None:
+    """The memory of steps is the process's; the peak is that of weights and activations."""
+    view = finished(context, ["dense"]).views["dense"]
+    assert view.memory
+    assert re.search(r">peak</dt><dd[^>]*>[\d.]+ MiB<", cards.figures(view.info, view, "step"))
+    view.report = None
+    assert re.search(r">peak</dt><dd[^>]*>–<", cards.figures(view.info, view, "step"))
+
+
+def test_figures_of_a_warm_backend_are_marked(context: Context) -> None:
+    """Load and warm-up are those of the first run, whatever run shows them."""
+    report = finished(context, ["dense"]).views["dense"].report
+    assert report is not None
+    first = cards.table_cells(report, 1.0, "", {"loading", "warming", "running"})
+    assert first[0] == ("0.40 s", "")
+    warm = cards.table_cells(report, 1.0, "", {"running"})
+    assert [("before this run" in title) for _, title in warm[:4]] == [True, False, True, False]
+    assert len(warm) == len(cards.COLUMNS) - 1
+
+
+def test_figures_say_what_they_are(context: Context) -> None:
+    """The report's own words for memory, where it has them."""
+    view = finished(context, ["dense"]).views["dense"]
+    assert view.report is not None
+    view.report["memory_labels"] = {"peak": "all of it & more"}
+    assert 'title="all of it &amp; more"' in cards.figures(view.info, view, "step")
+    assert '<th scope="col" title=' in cards.table([], titles=cards.meanings(None, "step"))

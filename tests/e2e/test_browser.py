@@ -89,7 +89,7 @@ def test_each_tab_is_complete_when_it_is_opened_first(pages: Watched, first: str
             expect(svg).to_be_visible()
             assert svg.locator("text.empty").inner_html() != ""
         expect(page.locator(f"#{task}-table thead th")).to_have_count(
-            11 if first == "Generate" else 10
+            12 if first == "Generate" else 11
         )
         expect(page.locator(f"#{task}-run")).to_be_enabled()
         expect(page.locator(f"#{task}-stop")).to_be_disabled()
@@ -120,7 +120,9 @@ def test_generate_with_two_backends(page: Page, pages: Watched) -> None:
         re.compile(r"step \d+ of 50"), timeout=60_000
     )
     verdict = wait_finished(page, "generate")
-    assert re.search(r"BLR PyTorch is (\d+\.\d\dx (faster|slower) than|(about )?as fast as) Dense", verdict)
+    assert re.search(
+        r"BLR PyTorch is (\d+\.\d\dx (faster|slower) than|(about )?as fast as) Dense", verdict
+    )
 
     for backend in ("dense", "blr-torch"):
         frames = card(page, "generate", backend).locator("img.final")
