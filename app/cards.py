@@ -78,7 +78,7 @@ def data_uri(png: bytes) -> str:
 
 
 def verdict(text: str, *, tone: str = "calm") -> str:
-    """The sentence above the cards; `tone` is calm, busy, good or bad."""
+    """The sentence above the cards; `tone` is calm, busy, done or bad."""
     return f'<p class="verdict {tone}" role="status">{text}</p>'
 
 
@@ -264,7 +264,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-EMPTY_FOOTNOTE = "Memory in MiB. Device, dtype, shape, seed and versions stand here after a run."
+EMPTY_FOOTNOTE = "Memory in MiB. Model, settings, device and versions stand here after a run."
 
 
 Cell = tuple[str, str]
@@ -301,7 +301,7 @@ def table(
             f'<tr class="blank"><td colspan="{len(columns)}">'
             "Load, compile and run times of each backend appear here.</td></tr>"
         )
-    note = f'<p class="footnote">{escape(footnote or EMPTY_FOOTNOTE)}</p>'
+    note = f'<p class="footnote"{_title(footnote)}>{escape(footnote or EMPTY_FOOTNOTE)}</p>'
     return (
         f'<div class="summary"><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>'
         f"</div>{note}"

@@ -99,9 +99,10 @@ class Panel:
         off = gr.DownloadButton(value=None, interactive=False)
         return [*self.idle(sentence)[:-2], off, off]
 
-    def running(self, live: LiveRun) -> list[Any]:
-        """Every area while a run goes on."""
-        return [cards.progress_sentence(live), *self._areas(live, None), gr.skip(), gr.skip()]
+    def running(self, live: LiveRun, *, begins: bool = False) -> list[Any]:
+        """Every area while a run goes on; as it `begins`, earlier files are taken away."""
+        off = gr.DownloadButton(value=None, interactive=False) if begins else gr.skip()
+        return [cards.progress_sentence(live), *self._areas(live, None), off, off]
 
     def finished(self, live: LiveRun) -> list[Any]:
         """Every area after a run that ended, was stopped or failed."""
@@ -134,7 +135,7 @@ class Panel:
         text = json.dumps(end.report, indent=2, allow_nan=False)
         if not sentence:
             missing = f" {escape(', '.join(failures))} did not finish." if failures else ""
-            sentence = cards.verdict(escape(end.sentence) + missing, tone="good")
+            sentence = cards.verdict(escape(end.sentence) + missing, tone="done")
         return [
             sentence,
             *self._areas(live, end),

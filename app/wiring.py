@@ -75,7 +75,7 @@ def connect(
             raise refusal(error) from None
         sent: dict[int, str] = {}
         for live in context.watch(session(request), job, backends):
-            drawn = panel.finished(live) if live.finished else panel.running(live)
+            drawn = panel.finished(live) if live.finished else panel.running(live, begins=not sent)
             yield [
                 *changed(drawn, sent),
                 gr.Button(interactive=live.finished),

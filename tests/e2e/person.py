@@ -41,7 +41,7 @@ def run(page: Page, task: str) -> None:
 
 def wait_finished(page: Page, task: str, timeout: int = FINISHED_MS) -> str:
     """Wait for the verdict; returns it."""
-    verdict = page.locator(f"#{task}-verdict .verdict.good")
+    verdict = page.locator(f"#{task}-verdict .verdict.done")
     expect(page.locator(f"#{task}-run")).to_be_disabled()
     verdict.wait_for(timeout=timeout)
     expect(page.locator(f"#{task}-run")).to_be_enabled(timeout=10_000)

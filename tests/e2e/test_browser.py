@@ -121,7 +121,7 @@ def test_generate_with_two_backends(page: Page, pages: Watched) -> None:
     )
     verdict = wait_finished(page, "generate")
     assert re.search(
-        r"BLR PyTorch is (\d+\.\d\dx (faster|slower) than|(about )?as fast as) Dense", verdict
+        r"BLR PyTorch is (\d+\.\d\d× (faster|slower) than|(about )?as fast as) Dense", verdict
     )
 
     for backend in ("dense", "blr-torch"):
