@@ -18,8 +18,9 @@ Point = tuple[float, float]
 MAX_POINTS = 160
 """A line is never drawn with more points than this, however long the run."""
 
-WIDTH, HEIGHT = 520, 150
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 30
+WIDTH, HEIGHT = 520, 156
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 17, 30
+_DIGIT = 6.2  # width of one at the size of the labels
 _PLOT_W, _PLOT_H = WIDTH - _LEFT - _RIGHT, HEIGHT - _TOP - _BOTTOM
 
 
@@ -55,19 +56,24 @@ def thin(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
     return kept
 
 
-def ticks(top: float, about: int = 3) -> list[float]:
-    """Round values from 0 to at least `top`, `about` steps apart."""
+def ticks(top: float, about: int = 3, *, whole: bool = False) -> list[float]:
+    """Round values from 0 to at least `top`, `about` steps apart; `whole` ones for counts."""
     if not math.isfinite(top) or top <= 0:
         return [0.0, 1.0]
-    raw = top / about
+    raw = max(top / about, 1.0) if whole else top / about
     unit = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= raw * (1 - 1e-9))
+    step = next(
+        m * unit
+        for m in (1, 2, 2.5, 5, 10)
+        if m * unit >= raw * (1 - 1e-9) and not (whole and m * unit % 1)
+    )
     count = math.ceil(top / step - 1e-9)
     return [i * step for i in range(count + 1)]
 
 
 def _number(value: float, step: float) -> str:
-    digits = 0 if step >= 1 and step == int(step) else max(1, -math.floor(math.log10(step)))
+    # As many decimals as the step itself has: 0.25 has two, 2.5 has one.
+    digits = next((d for d in range(7) if math.isclose(round(step, d), step)), 7)
     return f"{value:,.{digits}f}"
 
 
@@ -81,6 +87,7 @@ def line_chart(
     x_min: float = 0.0,
     x_max: float = 1.0,
     cut: float | None = None,
+    whole_x: bool = False,
 ) -> str:
     """A chart as SVG markup.
 
@@ -93,7 +100,8 @@ def line_chart(
         x_min: where the x axis starts.
         x_max: where it ends, at least; it grows with the data.
         cut: points above so many times the highest median are drawn at the top edge, and a note
-            says how many and how high, so that one hiccup does not flatten the rest.
+            above it says how many and how high, so that one hiccup does not flatten the rest.
+        whole_x: whether x counts something, so that only whole numbers label it.
     """
     drawn = [Line(line.name, line.colour, thin(line.points)) for line in lines if line.points]
     top = max((y for line in drawn for _, y in line.points), default=0.0)
@@ -106,7 +114,8 @@ def line_chart(
             top = limit
     right = max([x_max, *(x for line in drawn for x, _ in line.points)])
     y_ticks = ticks(top) if drawn else [0.0, 1.0, 2.0, 3.0]
-    x_ticks = [t for t in ticks(right, 6) if x_min <= t <= right * (1 + 1e-9)] if drawn else []
+    x_all = ticks(right, 6, whole=whole_x) if drawn else []
+    x_ticks = [t for t in x_all if x_min <= t <= right * (1 + 1e-9)]
     y_top = y_ticks[-1]
 
     def sx(x: float) -> float:
@@ -124,8 +133,11 @@ def line_chart(
                 f'<text x="{_LEFT - 8}" y="{sy(value) + 3.5:.1f}" class="y">{text}</text>'
             )
     for value in x_ticks:
-        text = _number(value, x_ticks[1] - x_ticks[0] if len(x_ticks) > 1 else 1)
-        labels.append(f'<text x="{sx(value):.1f}" y="{HEIGHT - 16}" class="x">{text}</text>')
+        text = _number(value, x_all[1])
+        x, style = sx(value), ""
+        if x + _DIGIT * len(text) / 2 > WIDTH:  # the last one ends where the chart does
+            x, style = WIDTH, ' style="text-anchor:end"'
+        labels.append(f'<text x="{x:.1f}" y="{HEIGHT - 16}" class="x"{style}>{text}</text>')
     marks = "".join(
         f'<g class="line" data-name="{escape(line.name)}" data-points="{len(line.points)}">'
         f'<polyline points="{_path(line.points, sx, sy)}" stroke="{line.colour}"/>'
@@ -140,7 +152,7 @@ def line_chart(
         f'aria-label="{escape(title)}">'
         f'<path class="grid" d="{"".join(grid)}"/>'
         f'<text class="empty" x="{centre:.0f}" y="{_TOP + _PLOT_H / 2:.0f}">{middle}</text>'
-        f'<text class="note" x="{WIDTH - _RIGHT}" y="{_TOP + 10}">{escape(note)}</text>'
+        f'<text class="note" x="{WIDTH - _RIGHT}" y="{_TOP - 6}">{escape(note)}</text>'
         f'<text class="axis" x="{centre:.0f}" y="{HEIGHT - 2}">{escape(x_title)}</text>'
         f'<g class="labels">{"".join(labels)}</g><g class="lines">{marks}</g></svg>'
     )

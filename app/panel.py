@@ -183,6 +183,7 @@ class Panel:
             x_min=1.0,
             x_max=float(max(total, 2)),
             cut=4.0,
+            whole_x=True,
         )
         return _chart(f"Latency per {self._word}, ms", lines, svg)
 

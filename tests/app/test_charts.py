@@ -53,6 +53,41 @@ def test_ticks_are_round_and_cover_the_data(top: float, expected: list[float]) -
     assert ticks(top) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("top", "expected"),
+    [(2, [0, 1, 2]), (5, [0, 1, 2, 3, 4, 5]), (15, [0, 5, 10, 15]), (150, [0, 25, 50, 75, 100])],
+)
+def test_counts_have_whole_ticks(top: float, expected: list[float]) -> None:
+    found = ticks(top, 6, whole=True)
+    assert found[: len(expected)] == expected
+    assert all(value == int(value) for value in found)
+
+
+def x_labels(points: list[tuple[float, float]], **settings: bool) -> list[ET.Element]:
+    lines = [Line("Dense", "#4b5563", points)]
+    markup = line_chart(lines, title="t", x_title="s", unit="ms", empty="", **settings)
+    return [node for node in ET.fromstring(markup).iter("text") if node.get("class") == "x"]
+
+
+def test_labels_have_the_decimals_of_their_step() -> None:
+    """0.25 is not rounded to 0.2, and 2.5 has no second decimal."""
+    lines = [Line("Dense", "#4b5563", [(0.0, 0.7), (14.0, 0.1)])]
+    root = ET.fromstring(line_chart(lines, title="t", x_title="s", unit="ms", empty=""))
+    by_class = {
+        name: [node.text for node in root.iter("text") if node.get("class") == name]
+        for name in ("x", "y")
+    }
+    assert by_class["y"] == ["0.00", "0.25", "0.50", "0.75"]
+    assert by_class["x"] == ["0.0", "2.5", "5.0", "7.5", "10.0", "12.5"]
+
+
+def test_no_label_sticks_out_of_the_chart() -> None:
+    *others, last = x_labels([(0.0, 1.0), (10_000.0, 1.0)])
+    assert (last.text, last.get("x"), last.get("style")) == ("10,000", "520.0", "text-anchor:end")
+    assert all(node.get("style") is None for node in others)
+    assert [node.text for node in x_labels([(0.0, 1.0), (3.0, 1.0)], whole_x=True)] == list("0123")
+
+
 def test_a_chart_without_data_says_what_will_be_there() -> None:
     """No blank chart before the first run (C2)."""
     root = chart([Line("Dense", "#4b5563", [])])
