@@ -78,7 +78,7 @@ def convert(
     ] = None,
     rank: Annotated[int | None, typer.Option(min=1, help="The rank of every layer.")] = None,
     fraction: Annotated[
-        float | None, typer.Option(help="Share of each layer's parameters to save, 0 to 1.")
+        float | None, typer.Option(help="Share of each layer's parameters to remove, 0 to 1.")
     ] = None,
     layers: Annotated[
         Layers, typer.Option(help="The paper's layers, or every linear of the blocks.")

@@ -60,7 +60,7 @@ def layer_rows(config: dict[str, Any]) -> list[list[str]]:
                 str(structure),
                 f"{before:,}",
                 f"{after:,}",
-                f"{1 - after / before:.0%}",
+                f"{after / before:.0%}",
                 "–" if error is None else f"{error:.3f}",
             ]
         )
@@ -94,7 +94,7 @@ def model_text(entry: ModelEntry, variant_id: str) -> str:
         rows.append(("Variant", variant_title(variant)))
     title = f'<h3 class="section">{escape(entry.title)}</h3>'
     table = grid(
-        ("layer", "in → out", "structure", "dense", "BLR", "saved", "relative error"),
+        ("layer", "in → out", "structure", "dense", "BLR", "kept", "relative error"),
         layers,
         empty,
     )
@@ -105,7 +105,7 @@ def model_text(entry: ModelEntry, variant_id: str) -> str:
         total = (
             f'<p class="footnote">{len(layers)} converted layers: '
             f"{parameter_count(before)} parameters become {parameter_count(after)}, "
-            f"{1 - after / before:.0%} saved. The relative error is that of the factorization, "
+            f"{after / before:.0%} kept. The relative error is that of the factorization, "
             "before any further training.</p>"
         )
     return f'{title}{facts(rows)}<h3 class="section">Converted layers</h3>{table}{total}'
@@ -121,8 +121,8 @@ def model_tab(context: Context) -> None:
                 value=entry.id, label="Model", elem_id="about-model",
             )  # fmt: skip
             structure = gr.Dropdown(
-                variant_choices(entry), value=default_variant(entry), label="Structure",
-                elem_id="about-structure",
+                variant_choices(entry), value=default_variant(entry),
+                label="Structure · converted layers kept", elem_id="about-structure",
             )  # fmt: skip
             gr.HTML(
                 '<p class="explain">Read from the checkpoint’s header; no weights are loaded.</p>'

@@ -58,8 +58,8 @@ def first_job(context: Context) -> ClassifyJob | None:
     )
 
 
-def tab(context: Context) -> list[gr.Checkbox]:
-    """Build the tab inside the current `gr.Tab`; returns the backends' boxes."""
+def tab(context: Context) -> Controls:
+    """Build the tab inside the current `gr.Tab`; returns the controls on its left."""
     pictures = [str(path) for path in examples()]
     with gr.Row(elem_classes=["task"]):
         with gr.Column(elem_classes=["card", "controls"], scale=0, min_width=276):
@@ -99,12 +99,13 @@ def tab(context: Context) -> list[gr.Checkbox]:
             repeats=repeats, batch=batch, untrained=untrained,
         )  # fmt: skip
 
+    controls = Controls(model, note, untrained, structure, boxes, run, stop)
     connect(
         context,
         "classify",
-        Controls(model, note, untrained, structure, boxes, run, stop),
+        controls,
         panel,
         [image, repeats, batch],
         make_job,
     )
-    return boxes
+    return controls

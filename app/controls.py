@@ -56,7 +56,7 @@ def hint(status: BackendStatus | None) -> str | None:
     if not status.available:
         return status.reason.split(". ")[0]
     if status.compile_s:
-        return f"first run compiles, about {duration(status.compile_s)}"
+        return f"first run compiles, about {duration(max(1.0, float(round(status.compile_s))))}"
     return None
 
 
@@ -160,7 +160,10 @@ def compare_controls(context: Context, task: str) -> tuple[list[gr.Checkbox], gr
     with gr.Column(elem_classes=["compare"], elem_id=f"{task}-compare"):
         boxes = compare_boxes(context.status(entry.id, variant), context.default_ticks)
     structure = gr.Dropdown(
-        variant_choices(entry), value=variant, label="Structure", elem_id=f"{task}-structure"
+        variant_choices(entry),
+        value=variant,
+        label="Structure · converted layers kept",
+        elem_id=f"{task}-structure",
     )
     return boxes, structure
 

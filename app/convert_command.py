@@ -37,7 +37,7 @@ def rules_for(
     fraction: float | None,
     layers: str,
 ) -> list[Rule]:
-    """What becomes of each layer: by rank, or by the share of parameters to save.
+    """What becomes of each layer: by rank, or by the share of parameters to remove.
 
     Raises:
         ValueError: both or values that no structure can have.

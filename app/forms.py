@@ -31,9 +31,11 @@ class Models:
 
     def __init__(self, folders: Iterable[str | Path] = ()) -> None:
         self._entries = {entry.id: entry for entry in models()}
+        self._named: list[ModelEntry] = []
         for folder in folders:
             entry = get_model(str(folder))
             self._entries[entry.id] = entry
+            self._named.append(entry)
 
     def for_task(self, task: str) -> list[ModelEntry]:
         """The models of one task, in the order of the page."""
@@ -51,7 +53,10 @@ class Models:
         return offered[model]
 
     def first(self, task: str) -> ModelEntry:
-        """What a visitor starts with: a bundled model where there is one."""
+        """What a visitor starts with: the first folder named at the start, else a bundled model."""
+        named = next((entry for entry in self._named if entry.task == task), None)
+        if named is not None:
+            return named
         offered = self.for_task(task)
         return next((entry for entry in offered if entry.bundled), offered[0])
 

@@ -44,8 +44,8 @@ def first_job(context: Context) -> GenerateJob:
     )
 
 
-def tab(context: Context) -> list[gr.Checkbox]:
-    """Build the tab inside the current `gr.Tab`; returns the backends' boxes."""
+def tab(context: Context) -> Controls:
+    """Build the tab inside the current `gr.Tab`; returns the controls on its left."""
     entry = context.models.first("generate")
     with gr.Row(elem_classes=["task"]):
         with gr.Column(elem_classes=["card", "controls"], scale=0, min_width=276):
@@ -91,10 +91,11 @@ def tab(context: Context) -> list[gr.Checkbox]:
             guidance=guidance, images=images, untrained=untrained,
         )  # fmt: skip
 
+    controls = Controls(model, note, untrained, structure, boxes, run, stop)
     connect(
         context,
         "generate",
-        Controls(model, note, untrained, structure, boxes, run, stop),
+        controls,
         panel,
         [label, seed, images, steps, guidance],
         make_job,
@@ -112,4 +113,4 @@ def tab(context: Context) -> list[gr.Checkbox]:
         None, js="() => document.querySelector('#generate-class input').select()",
         queue=False, show_progress="hidden", api_visibility="private",
     )  # fmt: skip
-    return boxes
+    return controls

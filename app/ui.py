@@ -13,16 +13,17 @@ from app import about, api, classify, generate
 from app.context import QUEUE_LIMIT, Context
 from app.controls import box_updates, default_variant
 from app.theme import STYLE_SHEET, theme
+from model_zoo.registry import ModelEntry
 
 TITLE = "BLR Lab"
 DEVICE_WAIT_S = 120.0
 _DAY = 24 * 60 * 60
 
 
-def header(context: Context) -> str:
-    """Name, what kind of models these are, and the device."""
-    bundled = any(entry.bundled for entry in context.models.all())
-    chip = '<span class="chip">bundled demo models</span>' if bundled else ""
+def header(entry: ModelEntry | None) -> str:
+    """The name, and beside it what kind of model a task's tab has chosen."""
+    bundled = entry is not None and entry.bundled
+    chip = '<span class="chip">bundled demo model</span>' if bundled else ""
     return f'<div class="brand"><h1>{TITLE}</h1>{chip}</div>'
 
 
@@ -48,18 +49,29 @@ def build(context: Context) -> gr.Blocks:
         title=TITLE, analytics_enabled=False, delete_cache=(_DAY, _DAY), fill_width=True
     ) as page:
         with gr.Row(elem_classes=["page-head"]):
-            gr.HTML(header(context))
+            brand = gr.HTML(header(context.models.first("generate")))
             device = gr.HTML(device_line(context.engine.device_info()), elem_id="device")
         with gr.Tabs(elem_classes=["page-tabs"]):
-            with gr.Tab("Generate", id="generate"):
-                generate_boxes = generate.tab(context)
-            with gr.Tab("Classify", id="classify"):
-                classify_boxes = classify.tab(context)
+            with gr.Tab("Generate", id="generate") as generate_tab:
+                generate_controls = generate.tab(context)
+            with gr.Tab("Classify", id="classify") as classify_tab:
+                classify_controls = classify.tab(context)
             with gr.Tab("Model", id="model"):
                 about.model_tab(context)
             with gr.Tab("About this machine", id="machine"):
                 machine = about.machine_tab(context)
         api.mount(context)
+        generate_boxes, classify_boxes = generate_controls.boxes, classify_controls.boxes
+
+        def chosen(model: Any) -> str:
+            known = {entry.id: entry for entry in context.models.all()}
+            return header(known.get(model) if isinstance(model, str) else None)
+
+        for tab, controls in ((generate_tab, generate_controls), (classify_tab, classify_controls)):
+            gr.on(
+                [tab.select, controls.model.input], chosen, controls.model, brand,
+                queue=False, show_progress="hidden", api_visibility="private",
+            )  # fmt: skip
 
         def settle(*ticks: bool) -> Iterator[list[Any]]:
             """Once the device has answered, say so everywhere."""

@@ -14,11 +14,12 @@ from app.controls import (
     can_waive,
     card_updates,
     default_variant,
+    hint,
     missing_note,
     ticked_ids,
     variant_choices,
 )
-from app.engine import Job
+from app.engine import BACKENDS, Job
 from app.forms import chosen_backends
 from app.panel import Panel, changed
 from model_zoo.registry import ModelEntry
@@ -103,7 +104,15 @@ def connect(
         status = context.status(chosen(model).id, str(variant), bool(untrained))
         return box_updates(status, ticks, context.default_ticks)
 
-    run.click(
+    def after(model: Any, variant: Any, untrained: Any) -> list[gr.Checkbox]:
+        """What has compiled by now says how long it took."""
+        known = {
+            status.id: status
+            for status in context.status(chosen(model).id, str(variant), bool(untrained))
+        }
+        return [gr.Checkbox(info=hint(known.get(info.id)) or "") for info in BACKENDS]
+
+    ran = run.click(
         start,
         [controls.model, controls.structure, controls.untrained, *own, *boxes],
         [*panel.outputs, run, stop],
@@ -114,6 +123,7 @@ def connect(
         preprocess=False,
         **_QUIET,
     )
+    ran.then(after, [controls.model, controls.structure, controls.untrained], boxes, **_AT_ONCE)
     stop.click(halt, None, None, **_AT_ONCE)
     controls.model.input(
         choose_model,

@@ -12,6 +12,7 @@ from PIL import Image
 from app.context import Context, refusal
 from app.engine import BackendStatus
 from app.forms import (
+    Models,
     check_variant,
     chosen_backends,
     class_choices,
@@ -21,7 +22,7 @@ from app.forms import (
     read_picture,
     uploaded_path,
 )
-from model_zoo.registry import ModelEntry, get_model
+from model_zoo.registry import ModelEntry, assets_dir, get_model
 
 IMAGENET = get_model("dit-xl-2-256")
 GOOD: dict[str, Any] = {
@@ -169,3 +170,13 @@ def test_what_is_no_picture_is_refused_in_one_line(tmp_path: Path, content: byte
 def test_refusals_are_one_sentence() -> None:
     assert refusal(ValueError("steps must be 1\nTraceback")).message == "Steps must be 1"
     assert len(refusal(ValueError(f"no class is named {'x' * 10**5}")).message) < 520
+
+
+def test_a_folder_named_at_the_start_is_what_a_visitor_starts_with() -> None:
+    """It has its folder's name; the other task keeps its bundled model."""
+    folder = assets_dir() / "demo" / "dit"
+    offered = Models([folder])
+    assert (offered.first("generate").title, offered.first("generate").bundled) == ("dit", False)
+    assert offered.first("generate").id == str(folder.resolve())
+    assert offered.first("classify").id == "demo-vit"
+    assert Models().first("generate").id == "demo-dit"

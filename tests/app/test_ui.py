@@ -17,7 +17,7 @@ from app.controls import box_updates
 from app.engine import BACKENDS
 from app.forms import Models
 from app.theme import STYLE_SHEET, theme
-from app.ui import build, device_line, launch_arguments
+from app.ui import build, device_line, header, launch_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -165,3 +165,9 @@ def test_the_web_process_loads_no_model_library() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_only_a_bundled_model_is_called_so(context: Context) -> None:
+    assert "bundled demo model" in header(context.models.first("generate"))
+    assert "bundled" not in header(context.models.get("dit-xl-2-256"))
+    assert "BLR Lab" in header(None)
