@@ -61,7 +61,7 @@ def conclude(live: LiveRun) -> Conclusion:
         after = ratios.get("compile_pays_after")
         if result.get("compile_s") and ratios:
             payback[key] = (
-                f"pays back after {after:,} {what}" if after is not None else "never pays back"
+                f"pays back after {after:,} {what}" if after is not None else "no payback seen"
             )
     return Conclusion(
         report=report,
