@@ -161,6 +161,18 @@ def test_generate_with_two_backends(page: Page, pages: Watched) -> None:
 
     OUTPUT.mkdir(exist_ok=True)
     page.screenshot(path=OUTPUT / "generate.png")
+
+    # The next run takes the last one's files away, and finds warm workers.
+    button = page.get_by_role("button", name="Download JSON").first
+    run(page, "generate")
+    expect(button).to_be_disabled()
+    wait_finished(page, "generate")
+    expect(button).to_be_enabled()
+    load = rows.nth(0).locator("td").first
+    expect(load).to_have_attribute("title", re.compile("before this run"))
+    expect(page.locator("#generate-table .footnote")).to_contain_text(
+        re.compile(r"^Emoji DiT \(bundled\) · BLAST b\d+ r\d+(–\d+)? · class fox · 50 steps")
+    )
     assert pages.errors == []
 
 
@@ -183,6 +195,8 @@ def test_stop_takes_effect_within_a_step(page: Page) -> None:
     # The step under way, and those that the page had not shown yet.
     assert 5 <= before <= after <= before + 3, "the run went on after Stop"
     expect(card(page, "generate", "dense").locator(".note")).to_contain_text("stopped at step")
+    peak = card(page, "generate", "dense").locator("dt:text-is('peak') + dd")
+    expect(peak).to_have_text("–")
     expect(page.locator("#generate-run")).to_be_enabled()
     expect(page.locator("#generate-stop")).to_be_disabled()
 
