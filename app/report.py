@@ -222,7 +222,7 @@ def _comparison(result: Mapping[str, Any], base: Mapping[str, Any]) -> str:
         return f"as fast as {title} here"
     if count < _FEW:
         plural = "s" if count != 1 else ""
-        return f"{words} {title} here, from only {count} {unit(result)}{plural}"
+        return f"{words} {title} here (from only {count} {unit(result)}{plural})"
     if _overlap(base, result):
         median = words.removesuffix(" than")
         return f"about as fast as {title} here (median {median}, but the times overlap)"

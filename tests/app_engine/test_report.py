@@ -115,7 +115,7 @@ def test_words_are_no_surer_than_the_times() -> None:
     clear = reports.build([even("dense", 80, 120), even("compiled", 60, 100)])
     assert "Compiled is 1.25x faster than Dense here" in clear["verdict"]
     few = reports.build([even("dense", 130, 130, 3), even("blr-torch", 60, 60, 3)])
-    assert "2.17x faster than Dense here, from only 3 steps" in few["verdict"]
+    assert "2.17x faster than Dense here (from only 3 steps)" in few["verdict"]
     same = reports.build([even("dense", 99, 101), even("compiled", 99, 100)])
     assert same["ratios"]["compiled"]["compile_pays_after"] is None
 
