@@ -12,7 +12,7 @@ from model_zoo.demo.autoencoder import measure
 from model_zoo.demo.classifier import UNSEEN_SEED, VIEWS, unseen_accuracy
 from model_zoo.demo.dataset import Icons, load_training
 from model_zoo.demo.grids import save_grid
-from model_zoo.demo.names import CLASSES
+from model_zoo.demo.names import CLASSES, SAMPLE_SEED, SAMPLE_STEPS, SHOWN
 from model_zoo.demo.runtime import Run, say
 from model_zoo.demo.sampling import sample_pictures, top_correct
 from model_zoo.demo.testset import load_test
@@ -28,14 +28,7 @@ from model_zoo.weights import parameter_count
 
 TEST_SEED = 4048
 """Seed of the test views."""
-SAMPLE_SEED = 99
 PER_CLASS = 8
-STEPS = 25
-SHOWN = (
-    *("fox", "cat-face", "butterfly", "penguin", "owl", "strawberry"),
-    *("hamburger", "birthday-cake", "cactus", "rocket", "guitar", "castle"),
-)
-"""Classes on the comparison sheet."""
 
 
 def _rows(results: dict[str, Any]) -> str:
@@ -70,14 +63,19 @@ def _how(run: Run) -> dict[str, Any]:
         "weights": "float16 as bundled, computed in float32 (TF32 products on a GPU)",
         "unseen_views": {"per_picture": VIEWS, "seed": UNSEEN_SEED},
         "test_views": {"per_picture": VIEWS, "seed": TEST_SEED},
-        "samples": {"per_class": PER_CLASS, "seed": SAMPLE_SEED, "steps": STEPS, "guidance": 4.0},
+        "samples": {
+            "per_class": PER_CLASS,
+            "seed": SAMPLE_SEED,
+            "steps": SAMPLE_STEPS,
+            "guidance": 4.0,
+        },
     }
 
 
 def evaluate(run: Run) -> dict[str, Any]:
     """Measure whatever models are there; write `evaluation.json` and `comparison.png`."""
     seen, test = load_training(run.data, device=run.device), load_test(run.data, device=run.device)
-    per_class, steps, classes = PER_CLASS, STEPS, len(CLASSES)
+    per_class, steps, classes = PER_CLASS, SAMPLE_STEPS, len(CLASSES)
     if not run.on_gpu:
         few = 4
         seen, test = seen.select(seen.classes < few), test.select(test.classes < few)

@@ -62,3 +62,13 @@ def label(name: str) -> str:
 
 LABELS: tuple[str, ...] = tuple(label(name) for name in CLASSES)
 """Label of every class, by class id."""
+
+SHOWN = (
+    *("fox", "cat-face", "butterfly", "penguin", "owl", "strawberry"),
+    *("hamburger", "birthday-cake", "cactus", "rocket", "guitar", "castle"),
+)
+"""Classes on the sheets of samples, fixed before anything was trained."""
+
+SAMPLE_SEED = 99
+SAMPLE_STEPS = 25
+"""Seed and denoising steps of the samples that are measured and shown."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from model_zoo.demo.names import CLASSES, LABELS
+from model_zoo.demo.names import CLASSES, LABELS, SAMPLE_SEED, SAMPLE_STEPS, SHOWN
 from model_zoo.demo.runtime import say
 from model_zoo.dit import decode, denoise, load_dit
 
@@ -16,13 +16,6 @@ ROWS: tuple[tuple[str, str | None], ...] = (
     ("Monarch", "monarch"),
     ("BLAST", "blast"),
 )
-SHOWN = (
-    *("fox", "butterfly", "penguin", "strawberry", "hamburger", "cactus"),
-    *("rocket", "guitar", "hourglass-done", "jack-o-lantern"),
-)
-"""Classes on the sheet, one a column."""
-SEED = 7
-STEPS = 50
 GUIDANCE = 4.0
 
 _LEFT, _TOP = 92, 24
@@ -40,7 +33,7 @@ def write_sheet(path: Path) -> None:
         draw.text(place, LABELS[index], "#374151", font, anchor="mm")
     for row, (title, variant) in enumerate(ROWS):
         dit = load_dit("demo-dit", variant=variant)
-        *_, latents = denoise(dit, ids, seed=SEED, steps=STEPS, guidance=GUIDANCE)
+        *_, latents = denoise(dit, ids, seed=SAMPLE_SEED, steps=SAMPLE_STEPS, guidance=GUIDANCE)
         draw.text((10, _TOP + size * row + size // 2), title, "#374151", font, anchor="lm")
         for column, picture in enumerate(decode(dit, latents)):
             sheet.paste(picture, (_LEFT + size * column, _TOP + size * row))
