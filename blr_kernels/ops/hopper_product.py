@@ -13,7 +13,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -93,21 +92,43 @@ def _load(
             step += 1
 
 
+@gluon.constexpr_function
+def _stored(rows, columns):
+    """Layout (rows, columns) in which a thread holds eight columns of a row, 16 bytes.
+
+    Every value stays in the warp that computed it, so that changing to it needs no barrier.
+    """
+    columns_by_lane = [[0, 8 << n] for n in range((columns // 8).bit_length() - 1)]
+    rows_of_warp = [[1, 0], [2, 0], [4, 0], [8, 0]]
+    by_lane = 5 - len(columns_by_lane)
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [0, 4]]
+        + rows_of_warp[by_lane:]
+        + ([[64, 0]] if rows == 128 else []),
+        lane_bases=columns_by_lane + rows_of_warp[:by_lane],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[rows, columns],
+    )
+
+
 @gluon.jit
 def _multiply(
-    out_desc,
+    out_ptr,
     bias_ptr,
     a_smem,
     w_smem,
-    out_smem,
     ready,
     empty,
     w_ready,
     w_empty,
+    order,
     first,
     last,
     tiles,
+    tokens,
     consumer: gl.constexpr,
+    WIDTH: gl.constexpr,
     K: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
@@ -119,18 +140,24 @@ def _multiply(
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-    slot = out_smem.index(consumer)
-    turn = 0
+    stored: gl.constexpr = _stored(BLOCK_T, BLOCK_N)
+    row = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
+    column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, stored))
+    slabs = 0
     slab = -1
     grid_wait()
     for unit in range(first, last):
         if unit // tiles != slab:
-            if turn > 0:
+            if slabs > 0:
                 mbarrier.arrive(w_empty, count=1)
             slab = unit // tiles
-            mbarrier.wait(w_ready, turn & 1)
-            turn += 1
+            mbarrier.wait(w_ready, slabs & 1)
+            slabs += 1
         if (unit - first) % 2 == consumer:
+            # The other group has then issued its products: it is in no stage that this one waits
+            # for, whose parity would otherwise not tell one round of the ring from the next.
+            turn = (unit - first) // 2
+            mbarrier.wait(order.index(consumer), (turn & 1) ^ (1 - consumer))
             step = (unit - first) * steps
             sums = warpgroup_mma_init(gl.zeros((BLOCK_T, BLOCK_N), gl.float32, layout))
             for k in range(steps):
@@ -142,26 +169,28 @@ def _multiply(
                 sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(sums,)))
                 if k > 0:
                     mbarrier.arrive(empty.index((step + k - 1) % STAGES), count=1)
+            mbarrier.arrive(order.index(1 - consumer), count=1)
             acc = warpgroup_mma_wait(0, deps=(sums,))
             mbarrier.arrive(empty.index((step + steps - 1) % STAGES), count=1)
             if HAS_BIAS:
                 bias = gl.load(bias_ptr + slab * BLOCK_N + offs_n)
                 acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
             acc = _activate(acc, ACTIVATION)
-            tma.store_wait(0)
-            slot.store(acc.to(out_desc.dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(
-                out_desc, [(unit % tiles) * BLOCK_T, slab * BLOCK_N], slot
+            y = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), stored)
+            token = (unit % tiles) * BLOCK_T + row
+            out_row = out_ptr + slab * BLOCK_N + token.to(gl.int64) * WIDTH
+            gl.store(
+                gl.expand_dims(out_row, 1) + gl.expand_dims(column, 0),
+                y,
+                mask=gl.expand_dims(token < tokens, 1),
             )
-    tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["tokens"])
 def hopper_product_kernel(
     a_desc,  # (batch * a_block, K), blocks of (BLOCK_T, 64)
     w_desc,  # (batch * N, K), blocks of (BLOCK_N, 64)
-    out_desc,  # (tokens, batch * N), blocks of (BLOCK_T, BLOCK_N)
+    out_ptr,  # (tokens, batch * N), contiguous
     bias_ptr,  # (batch * N,); unused unless HAS_BIAS
     tokens,
     a_block,  # rows of a in a batch, at least ``tokens``
@@ -188,14 +217,16 @@ def hopper_product_kernel(
 
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_T, BLOCK_K], a_desc.layout)
     w_smem = gl.allocate_shared_memory(w_desc.dtype, [steps, BLOCK_N, BLOCK_K], w_desc.layout)
-    out_smem = gl.allocate_shared_memory(out_desc.dtype, [2, BLOCK_T, BLOCK_N], out_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     w_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     w_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for n in gl.static_range(STAGES):
         mbarrier.init(ready.index(n), count=1)
         mbarrier.init(empty.index(n), count=1)
+    for n in gl.static_range(2):
+        mbarrier.init(order.index(n), count=1)
     mbarrier.init(w_ready, count=1)
     mbarrier.init(w_empty, count=2)
     grid_launch_dependents()
@@ -204,19 +235,21 @@ def hopper_product_kernel(
             (
                 _multiply,
                 (
-                    out_desc,
+                    out_ptr,
                     bias_ptr,
                     a_smem,
                     w_smem,
-                    out_smem,
                     ready,
                     empty,
                     w_ready,
                     w_empty,
+                    order,
                     first,
                     last,
                     tiles,
+                    tokens,
                     0,
+                    BATCH * N,
                     K,
                     HAS_BIAS,
                     ACTIVATION,
@@ -228,19 +261,21 @@ def hopper_product_kernel(
             (
                 _multiply,
                 (
-                    out_desc,
+                    out_ptr,
                     bias_ptr,
                     a_smem,
                     w_smem,
-                    out_smem,
                     ready,
                     empty,
                     w_ready,
                     w_empty,
+                    order,
                     first,
                     last,
                     tiles,
+                    tokens,
                     1,
+                    BATCH * N,
                     K,
                     HAS_BIAS,
                     ACTIVATION,
