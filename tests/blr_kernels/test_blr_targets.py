@@ -109,5 +109,5 @@ def test_chunks_bound_the_scratch_and_are_even() -> None:
             # The last pass lacks at most the rounding of the others to whole tiles.
             assert last > 0
             assert found - last <= max(128, found % 128) * passes
-    assert smaller_chunks(16_384, per_token, 50 * 2**20) == [3328, 1792]
+    assert smaller_chunks(16_384, per_token, 50 * 2**20) == [3328, 1664]
     assert smaller_chunks(512, per_token, 50 * 2**20) == []
