@@ -306,7 +306,7 @@ def save(call: Call, entry: Entry, folder: FilePath, *, keep: bool = False) -> F
     Args:
         call, entry: what was tuned, and what was found.
         folder: of configs.
-        keep: keep what the old entry says of other paths than those of the new one.
+        keep: keep what is known of other paths than those of the new entry.
 
     Returns:
         The file.
@@ -314,9 +314,9 @@ def save(call: Call, entry: Entry, folder: FilePath, *, keep: bool = False) -> F
     head = lookup.header(call)
     file = folder / lookup.file_name(call)
     entries = lookup.read(file, head, "cache")
-    if keep and call.tokens in entries:
-        results = {**entries[call.tokens].paths, **entry.paths}
-        entry = _entry(results)
+    old = entries.get(call.tokens) or lookup.entries(call).get(call.tokens)
+    if keep and old is not None:
+        entry = _entry({**old.paths, **entry.paths})
     entries[call.tokens] = entry
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-", suffix=".tmp")
