@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 from torch import Tensor
@@ -13,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from blr_kernels.ops.hopper_mix import hopper_mix_kernel
 from blr_kernels.ops.hopper_product import hopper_product_kernel
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_config import SCRATCH_BYTES, accumulators
+from blr_kernels.ops.triton_config import accumulators, tokens_per_chunk
 from blr_kernels.reference import Activation
 
 TILE = 64
@@ -24,7 +22,12 @@ _WARPS = 4
 # its producer. The warp groups then hand theirs to each other.
 _START_REGISTERS = 168
 _BARRIER_BYTES = 1024
+_TRANSPOSE_BYTES = 64  # a token's, while results change their layout
 _ALIGNMENT = 16
+_MAX_STAGES = 12
+_MANY_TOKENS = 1024
+# Up to so many accumulators of 64 tokens fit a consumer's registers; more must be of 32.
+_WIDE_ACCUMULATORS = 4
 
 
 def _ceil(size: int, step: int) -> int:
@@ -35,119 +38,105 @@ def _block_k(call: Call) -> int:
     return 128 if call.p > TILE else TILE
 
 
+def _splits_rank(call: Call) -> bool:
+    """Whether the two consumers take 64 ranks each of 64 tokens, not 32 tokens each of 64 ranks."""
+    return accumulators(call.blocks) <= _WIDE_ACCUMULATORS and call.rank > TILE
+
+
+def _tile_rank(call: Call) -> int:
+    return 2 * TILE if _splits_rank(call) else TILE
+
+
 def _mix_bytes(call: Call, config: Config) -> int:
     """Shared memory of the first kernel."""
     block_k = _block_k(call)
-    stage = TILE * block_k * call.itemsize
-    x_tiles = (
-        call.blocks * -(-call.p // block_k) if config["mix_resident"] else config["mix_stages"]
-    )
-    z = 2 * TILE * TILE * call.itemsize
-    return (x_tiles + config["mix_stages"]) * stage + z + _BARRIER_BYTES
+    stages = config["mix_stages"]
+    x_tiles = call.blocks * -(-call.p // block_k) if config["mix_resident"] else stages
+    rows = x_tiles * TILE + stages * _tile_rank(call)
+    return rows * block_k * call.itemsize + TILE * _TRANSPOSE_BYTES + _BARRIER_BYTES
 
 
 def _product_bytes(call: Call, config: Config) -> int:
     """Shared memory of the second kernel."""
     slab = config["product_columns"] * _ceil(call.rank, TILE)
-    tiles = config["product_tokens"] * (
-        config["product_stages"] * TILE + 2 * config["product_columns"]
-    )
-    return (slab + tiles) * call.itemsize + _BARRIER_BYTES
+    ring = config["product_stages"] * config["product_tokens"] * TILE
+    transpose = 2 * config["product_tokens"] * _TRANSPOSE_BYTES
+    return (slab + ring) * call.itemsize + transpose + _BARRIER_BYTES
 
 
-def _fits(call: Call, config: Config) -> bool:
-    limit = call.device.shared_bytes
-    return (
-        _mix_bytes(call, config) <= limit
-        and _product_bytes(call, config) <= limit
-        and call.q % config["product_columns"] == 0
-    )
+def _mix_config(call: Call, *, resident: bool, shares: int) -> dict[str, int] | None:
+    """The first kernel's part of a config, None if shared memory does not hold its stages."""
+    tiles = -(-call.rank // _tile_rank(call))
+    config = {"mix_resident": int(resident), "mix_tiles": -(-tiles // shares), "mix_stages": 6}
+    while config["mix_stages"] >= 2:
+        if _mix_bytes(call, config) <= call.device.shared_bytes:
+            return config
+        config["mix_stages"] -= 1
+    return None
 
 
-def _config(
-    call: Call, *, resident: bool, shares: int, columns: int, product_tokens: int, chunk: int
-) -> dict[str, int] | None:
-    """The config with as many stages as shared memory holds, None if it does not hold two."""
-    rank_tiles = -(-call.rank // TILE)
-    config = {
-        "mix_resident": int(resident),
-        "mix_tiles": -(-rank_tiles // shares),
-        "mix_stages": 2,
-        "product_columns": columns,
-        "product_tokens": product_tokens,
-        "product_stages": 2,
-        "chunk": chunk,
-    }
-    if not _fits(call, config):
+def _product_config(call: Call, *, columns: int, tokens: int) -> dict[str, int] | None:
+    """The second kernel's part of a config, None if shared memory does not hold its stages."""
+    if call.q % columns:
         return None
-    for name, most in (("mix_stages", 6), ("product_stages", 8)):
-        while config[name] < most:
-            config[name] += 1
-            if not _fits(call, config):
-                config[name] -= 1
-                break
-    return config
+    config = {"product_columns": columns, "product_tokens": tokens, "product_stages": _MAX_STAGES}
+    while config["product_stages"] >= 2:
+        if _product_bytes(call, config) <= call.device.shared_bytes:
+            return config
+        config["product_stages"] -= 1
+    return None
 
 
-def _chunks(call: Call) -> list[int]:
-    """Even chunks of tokens, multiples of a tile: the largest that the scratch allows first."""
-    per_token = call.blocks * call.rank * call.itemsize
-    most = SCRATCH_BYTES // per_token // TILE * TILE
-    found: list[int] = []
-    for pieces in (-(-call.tokens // most), -(-call.tokens // 4096)):
-        chunk = _ceil(-(-call.tokens // pieces), TILE)
-        if chunk <= most and chunk not in found:
-            found.append(chunk)
-    return found
+def _bytes_per_token(call: Call) -> int:
+    return call.blocks * call.rank * call.itemsize
 
 
 def _shares(call: Call, chunk: int) -> int:
     """Programs among which the rank of a token tile is dealt, to fill the device once."""
-    rank_tiles = -(-call.rank // TILE)
+    tiles = -(-call.rank // _tile_rank(call))
     groups = -(-call.blocks // accumulators(call.blocks))
-    token_tiles = -(-min(chunk, call.tokens) // TILE) * groups
-    return max(1, min(rank_tiles, call.device.sms // token_tiles))
+    programs = -(-min(chunk, call.tokens) // TILE) * groups
+    return max(1, min(tiles, call.device.sms // programs))
 
 
-def candidates(call: Call) -> list[Config]:
-    """Configs worth timing, the default first."""
+def _configs(call: Call) -> list[Config]:
+    """Configs worth timing, the likely best first; none where shared memory is too small."""
+    products = [
+        product
+        for columns, tokens in ((128, 64), (128, 128), (256, 64), (64, 128))
+        if (product := _product_config(call, columns=columns, tokens=tokens)) is not None
+    ]
     found: list[Config] = []
-    for chunk in _chunks(call):
-        shares = _shares(call, chunk)
-        for columns, tokens in ((128, 128), (128, 64), (64, 128), (256, 64)):
-            for resident in (True, False):
-                config = _config(
-                    call,
-                    resident=resident,
-                    shares=shares,
-                    columns=columns,
-                    product_tokens=tokens,
-                    chunk=chunk,
-                )
-                if config is not None and config not in found:
-                    found.append(config)
-                    break
+    for chunk in (4096, 0, 2048) if call.tokens > _MANY_TOKENS else (0,):
+        tokens = tokens_per_chunk(call.tokens, _bytes_per_token(call), chunk)
+        shares = _shares(call, tokens)
+        for resident in (True, False):
+            mix = _mix_config(call, resident=resident, shares=shares)
+            # x that is used for one tile of rank alone need not stay.
+            if mix is not None and not (resident and mix["mix_tiles"] == 1):
+                found += [{**mix, **product, "chunk": chunk} for product in products]
+                break
     return found
 
 
-def default_config(call: Call) -> Config:
-    """The first of the candidates."""
-    return candidates(call)[0]
+def _candidates(call: Call) -> list[Config]:
+    return _configs(call)[:12]
 
 
-def why_not(call: Call) -> str:
-    """The reason why these kernels cannot take ``call``, "" if they can."""
+def _default_config(call: Call) -> Config:
+    return _configs(call)[0]
+
+
+def _why_not(call: Call) -> str:
     if call.device.capability != (9, 0):
         major, minor = call.device.capability
         return f"wgmma needs compute capability 9.0, got {major}.{minor}"
     if call.dtype not in (torch.float16, torch.bfloat16):
-        return f"takes float16 and bfloat16, got {str(call.dtype).removeprefix('torch.')}"
-    sizes = {"p": call.p, "rank": call.rank, "q": call.q}
-    for name, size in sizes.items():
-        step = TILE if name == "q" else _ALIGNMENT // call.itemsize
+        return f"it takes float16 and bfloat16, got {str(call.dtype).removeprefix('torch.')}"
+    for name, size, step in (("p", call.p, 8), ("rank", call.rank, 8), ("q", call.q, TILE)):
         if size % step:
-            return f"needs {name} to be a multiple of {step}, got {size}"
-    if not candidates(call):
+            return f"it needs {name} to be a multiple of {step}, got {size}"
+    if not _configs(call):
         return f"rank {call.rank} is too large for a slab of the weight in shared memory"
     return ""
 
@@ -174,22 +163,25 @@ def launch_mix(
     blocks, z_block, rank = z.shape
     block_k = _block_k(call)
     share = accumulators(blocks)
-    shares = triton.cdiv(triton.cdiv(rank, TILE), config["mix_tiles"])
+    splits_rank = _splits_rank(call)
+    tiles = min(config["mix_tiles"], triton.cdiv(rank, _tile_rank(call)))
+    shares = triton.cdiv(triton.cdiv(rank, _tile_rank(call)), tiles)
     grid = (triton.cdiv(x.shape[0], TILE) * shares, triton.cdiv(blocks, share))
     hopper_mix_kernel[grid](
-        _descriptor(x, [TILE // 2, block_k]),
+        _descriptor(x, [TILE if splits_rank else TILE // 2, block_k]),
         _descriptor(right.view(blocks * rank, call.p), [TILE, block_k]),
-        _descriptor(z.view(blocks * z_block, rank), [TILE // 2, TILE]),
+        z,
         coupling,
         z_block,
         BLOCKS=blocks,
         RANK=rank,
         P=call.p,
         ACCUMULATORS=share,
-        TILES=config["mix_tiles"],
+        TILES=tiles,
         BLOCK_K=block_k,
         STAGES=config["mix_stages"],
         RESIDENT=bool(config["mix_resident"]),
+        SPLIT_RANK=splits_rank,
         LATE_WAIT=late,
         num_warps=_WARPS,
         maxnreg=_START_REGISTERS,
@@ -220,7 +212,7 @@ def launch_product(
     hopper_product_kernel[(min(units, call.device.sms),)](
         _descriptor(z.view(blocks * z_block, rank), [tile_tokens, TILE]),
         _descriptor(left.view(blocks * call.q, rank), [columns, TILE]),
-        _descriptor(out, [tile_tokens, columns]),
+        out,
         bias,
         out.shape[0],
         z_block,
@@ -238,7 +230,7 @@ def launch_product(
     )
 
 
-def run(
+def _run(
     call: Call,
     x: Tensor,
     factors: tuple[Tensor, ...],
@@ -247,17 +239,28 @@ def run(
     out: Tensor,
     config: Config,
 ) -> None:
-    """Computes ``out (tokens, b*q)`` as ``paths.Path`` says."""
     left, coupling, right = factors
     if x.data_ptr() % _ALIGNMENT or x.stride(0) * x.element_size() % _ALIGNMENT:
         x = x.clone(memory_format=torch.contiguous_format)  # TMA reads aligned rows only
-    chunk = min(config["chunk"], _ceil(call.tokens, TILE))
-    z = x.new_empty((call.blocks, chunk, call.rank))
-    with torch.cuda.device_of(x):
-        for start in range(0, call.tokens, chunk):
-            stop = min(start + chunk, call.tokens)
-            launch_mix(call, x[start:stop], coupling, right, z, config, late=start > 0)
-            launch_product(call, z, left, bias, activation, out[start:stop], config)
+    chunk = tokens_per_chunk(call.tokens, _bytes_per_token(call), config["chunk"])
+    z = x.new_empty((call.blocks, _ceil(chunk, TILE), call.rank))
+    for start in range(0, call.tokens, chunk):
+        stop = min(start + chunk, call.tokens)
+        launch_mix(call, x[start:stop], coupling, right, z, config, late=start > 0)
+        launch_product(call, z, left, bias, activation, out[start:stop], config)
 
 
-PATHS: Sequence[Path] = (Path("hopper", "blast", why_not, default_config, candidates, run),)
+def _suits(call: Call) -> bool:
+    return call.tokens > _MANY_TOKENS
+
+
+PATH = Path(
+    "hopper",
+    "blast",
+    _why_not,
+    _default_config,
+    _candidates,
+    _run,
+    suits=_suits,
+    separable=True,
+)

@@ -141,7 +141,7 @@ class Path:
 
 
 _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "blast": (("triton", "triton_blast.PATH"),),
+    "blast": (("hopper", "hopper_blast.PATH"), ("triton", "triton_blast.PATH")),
     "monarch": (("triton", "triton_monarch.PATH"),),
     "low_rank": (("cublas", "cublas_low_rank.PATH"), ("triton", "triton_low_rank.PATH")),
 }
