@@ -22,7 +22,7 @@ _WARPS = 4
 # its producer. The warp groups then hand theirs to each other.
 _START_REGISTERS = 168
 _BARRIER_BYTES = 1024
-_TRANSPOSE_BYTES = 64  # a token's, while results change their layout
+_TRANSPOSE_BYTES = 128  # of the two consumers for a column, while results change their layout
 _ALIGNMENT = 16
 _MAX_STAGES = 12
 _MANY_TOKENS = 1024
@@ -53,14 +53,15 @@ def _mix_bytes(call: Call, config: Config) -> int:
     stages = config["mix_stages"]
     x_tiles = call.blocks * -(-call.p // block_k) if config["mix_resident"] else stages
     rows = x_tiles * TILE + stages * _tile_rank(call)
-    return rows * block_k * call.itemsize + TILE * _TRANSPOSE_BYTES + _BARRIER_BYTES
+    transpose = TILE // 2 * _TRANSPOSE_BYTES
+    return rows * block_k * call.itemsize + transpose + _BARRIER_BYTES
 
 
 def _product_bytes(call: Call, config: Config) -> int:
     """Shared memory of the second kernel."""
     slab = config["product_columns"] * _ceil(call.rank, TILE)
     ring = config["product_stages"] * config["product_tokens"] * TILE
-    transpose = 2 * config["product_tokens"] * _TRANSPOSE_BYTES
+    transpose = config["product_columns"] * _TRANSPOSE_BYTES
     return (slab + ring) * call.itemsize + transpose + _BARRIER_BYTES
 
 
@@ -107,7 +108,9 @@ def _configs(call: Call) -> list[Config]:
         if (product := _product_config(call, columns=columns, tokens=tokens)) is not None
     ]
     found: list[Config] = []
-    for chunk in (4096, 0, 2048) if call.tokens > _MANY_TOKENS else (0,):
+    # An intermediate that the cache holds is read again from there.
+    cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
+    for chunk in (0,) if cached else (4096, 0, 2048):
         tokens = tokens_per_chunk(call.tokens, _bytes_per_token(call), chunk)
         shares = _shares(call, tokens)
         for resident in (True, False):
@@ -208,8 +211,9 @@ def launch_product(
     """
     blocks, z_block, rank = z.shape
     columns, tile_tokens = config["product_columns"], config["product_tokens"]
-    units = triton.cdiv(out.shape[0], tile_tokens) * (out.shape[1] // columns)
-    hopper_product_kernel[(min(units, call.device.sms),)](
+    slabs = call.q // columns
+    groups = min(triton.cdiv(out.shape[0], tile_tokens) * blocks, max(1, call.device.sms // slabs))
+    hopper_product_kernel[(groups * slabs,)](
         _descriptor(z.view(blocks * z_block, rank), [tile_tokens, TILE]),
         _descriptor(left.view(blocks * call.q, rank), [columns, TILE]),
         out,

@@ -340,6 +340,7 @@ def _mix(
             for pair in range(BLOCKS // 2):
                 j = 2 * pair
                 scales = _scales(row, inside, j, first_block, BLOCKS, RANK, ACCUMULATORS)
+                scales_odd = _scales(row, inside, j + 1, first_block, BLOCKS, RANK, ACCUMULATORS)
                 mbarrier.wait(order.index(consumer), (turn & 1) ^ (1 - consumer))
                 even = _multiply(
                     accs,
@@ -375,10 +376,9 @@ def _mix(
                 mbarrier.arrive(order.index(1 - consumer), count=1)
                 _free(empty, step, STEPS, STAGES)
                 accs = _add(accs, scales, done_even, ACCUMULATORS)
-                scales = _scales(row, inside, j + 1, first_block, BLOCKS, RANK, ACCUMULATORS)
                 done_odd = warpgroup_mma_wait(0, deps=(odd,))
                 _free(empty, step + STEPS, STEPS, STAGES)
-                accs = _add(accs, scales, done_odd, ACCUMULATORS)
+                accs = _add(accs, scales_odd, done_odd, ACCUMULATORS)
                 step += 2 * STEPS
                 turn += 1
             if BLOCKS % 2 == 1:

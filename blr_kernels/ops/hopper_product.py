@@ -1,8 +1,7 @@
 """A batched product with bias and activation on Hopper, in Gluon: BLAST's second kernel.
 
-A program keeps a slab of the weight in shared memory and streams tokens past it, so that the
-weight is read through L2 once a program. Two consumer warp groups take the token tiles in turn:
-while one writes its tile, the other has the tensor cores.
+A program keeps a slab of the weight in shared memory and streams tokens past it. Two consumer warp
+groups take the token tiles in turn: while one writes its tile, the other has the tensor cores.
 """
 
 # Gluon gives a kernel's parameters their types at launch.
@@ -62,6 +61,7 @@ def _load(
     first,
     last,
     tiles,
+    column,
     a_block,
     N: gl.constexpr,
     K: gl.constexpr,
@@ -71,25 +71,24 @@ def _load(
 ):
     """The producer: one warp that issues every TMA load."""
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    slabs: gl.constexpr = N // BLOCK_N
     item: gl.constexpr = a_desc.dtype.primitive_bitwidth // 8
     step = 0
     turn = 0
-    slab = -1
+    batch = -1
     for unit in range(first, last):
-        if unit // tiles != slab:
-            slab = unit // tiles
+        if unit // tiles != batch:
+            batch = unit // tiles
             mbarrier.wait(w_empty, (turn & 1) ^ 1)
             mbarrier.expect(w_ready, BLOCK_N * steps * BLOCK_K * item)
             for k in gl.static_range(steps):
                 tma.async_copy_global_to_shared(
-                    w_desc, [slab * BLOCK_N, k * BLOCK_K], w_ready, w_smem.index(k)
+                    w_desc, [batch * N + column, k * BLOCK_K], w_ready, w_smem.index(k)
                 )
             if turn == 0:
                 # The weight was there before the kernel that writes a.
                 grid_wait()
             turn += 1
-        row = (slab // slabs) * a_block + (unit % tiles) * BLOCK_T
+        row = batch * a_block + (unit % tiles) * BLOCK_T
         for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
@@ -133,9 +132,11 @@ def _multiply(
     first,
     last,
     tiles,
+    column,
     tokens,
     consumer: gl.constexpr,
-    WIDTH: gl.constexpr,
+    BATCH: gl.constexpr,
+    N: gl.constexpr,
     K: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
@@ -148,16 +149,16 @@ def _multiply(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
     stored: gl.constexpr = _stored(BLOCK_T, BLOCK_N)
-    row = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
-    column = gl.arange(0, BLOCK_N, gl.SliceLayout(0, stored))
+    offs_t = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
+    offs_out = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, stored))
     slabs = 0
-    slab = -1
+    batch = -1
     grid_wait()
     for unit in range(first, last):
-        if unit // tiles != slab:
+        if unit // tiles != batch:
             if slabs > 0:
                 mbarrier.arrive(w_empty, count=1)
-            slab = unit // tiles
+            batch = unit // tiles
             mbarrier.wait(w_ready, slabs & 1)
             slabs += 1
         if (unit - first) % 2 == consumer:
@@ -180,14 +181,14 @@ def _multiply(
             acc = warpgroup_mma_wait(0, deps=(sums,))
             mbarrier.arrive(empty.index((step + steps - 1) % STAGES), count=1)
             if HAS_BIAS:
-                bias = gl.load(bias_ptr + slab * BLOCK_N + offs_n)
+                bias = gl.load(bias_ptr + batch * N + column + offs_n)
                 acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
             acc = _activate(acc, ACTIVATION)
             y = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), stored)
-            token = (unit % tiles) * BLOCK_T + row
-            out_row = out_ptr + slab * BLOCK_N + token.to(gl.int64) * WIDTH
+            token = (unit % tiles) * BLOCK_T + offs_t
+            out_row = out_ptr + batch * N + token.to(gl.int64) * (BATCH * N)
             gl.store(
-                gl.expand_dims(out_row, 1) + gl.expand_dims(column, 0),
+                gl.expand_dims(out_row, 1) + gl.expand_dims(offs_out, 0),
                 y,
                 mask=gl.expand_dims(token < tokens, 1),
             )
@@ -212,15 +213,19 @@ def hopper_product_kernel(
 ):
     """``out[t, i*N + n] = act(sum_k a[i, t, k] * w[i, n, k] + bias[i*N + n])``.
 
-    N is a multiple of BLOCK_N. Each program takes an equal run of the units of work, which are
-    ordered by slab of the weight first and by tokens next: it changes its slab once at most.
+    N is a multiple of BLOCK_N. The programs of the N / BLOCK_N slabs of a batch form a group and
+    walk the same tokens at the same time, so that memory is read once for all of them. The groups
+    take equal runs of the token tiles of all batches: a program changes its slab once or twice.
     """
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    slabs: gl.constexpr = N // BLOCK_N
     tiles = (tokens + BLOCK_T - 1) // BLOCK_T
-    units = tiles * (BATCH * N // BLOCK_N)
-    programs = gl.num_programs(0)
-    first = (gl.program_id(0) * units) // programs
-    last = ((gl.program_id(0) + 1) * units) // programs
+    units = tiles * BATCH
+    group = gl.program_id(0) // slabs
+    column = (gl.program_id(0) % slabs) * BLOCK_N
+    groups = gl.num_programs(0) // slabs
+    first = (group * units) // groups
+    last = ((group + 1) * units) // groups
 
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_T, BLOCK_K], a_desc.layout)
     w_smem = gl.allocate_shared_memory(w_desc.dtype, [steps, BLOCK_N, BLOCK_K], w_desc.layout)
@@ -254,9 +259,11 @@ def hopper_product_kernel(
                     first,
                     last,
                     tiles,
+                    column,
                     tokens,
                     0,
-                    BATCH * N,
+                    BATCH,
+                    N,
                     K,
                     HAS_BIAS,
                     ACTIVATION,
@@ -280,9 +287,11 @@ def hopper_product_kernel(
                     first,
                     last,
                     tiles,
+                    column,
                     tokens,
                     1,
-                    BATCH * N,
+                    BATCH,
+                    N,
                     K,
                     HAS_BIAS,
                     ACTIVATION,
@@ -305,6 +314,7 @@ def hopper_product_kernel(
                     first,
                     last,
                     tiles,
+                    column,
                     a_block,
                     N,
                     K,
