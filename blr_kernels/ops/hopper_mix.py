@@ -18,6 +18,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -36,29 +37,34 @@ CONSUMERS = gl.constexpr(2)
 def _load(
     x_desc,
     right_desc,
+    coupling_ptr,
     x_smem,
     right_smem,
+    coupling_smem,
     x_ready,
     ready,
     empty,
     token,
     first_tile,
     tiles,
+    first_block,
     BLOCKS: gl.constexpr,
     RANK: gl.constexpr,
     P: gl.constexpr,
+    ACCUMULATORS: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
 ):
-    """The producer: one warp that issues every TMA load."""
+    """The producer: one warp that issues every load."""
     steps: gl.constexpr = (P + BLOCK_K - 1) // BLOCK_K
     x_boxes: gl.constexpr = 1 if SPLIT_RANK else CONSUMERS
     right_boxes: gl.constexpr = CONSUMERS if SPLIT_RANK else 1
     item: gl.constexpr = x_desc.dtype.primitive_bitwidth // 8
     x_bytes: gl.constexpr = TILE_TOKENS * BLOCK_K * item
     right_bytes: gl.constexpr = right_boxes * TILE_RANK * BLOCK_K * item
+    offs_r = gl.arange(0, TILE_RANK, gl.BlockedLayout([2], [32], [1], [0]))
     step = 0
     for tile in range(first_tile, first_tile + tiles):
         for j in range(BLOCKS):
@@ -66,6 +72,18 @@ def _load(
                 stage = step % STAGES
                 mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
                 bar = ready.index(stage)
+                if k == 0:
+                    # Read straight from global memory, each scale would be waited for in turn.
+                    for i in gl.static_range(ACCUMULATORS):
+                        for c in gl.static_range(right_boxes):
+                            rank = (tile * right_boxes + c) * TILE_RANK + offs_r
+                            async_copy.async_copy_global_to_shared(
+                                coupling_smem.index((stage * ACCUMULATORS + i) * right_boxes + c),
+                                coupling_ptr + ((first_block + i) * BLOCKS + j) * RANK + rank,
+                                mask=(rank < RANK) & (first_block + i < BLOCKS),
+                            )
+                    # Counts itself in before the arrival below, which would else end the phase.
+                    async_copy.mbarrier_arrive(bar)
                 column = j * P + k * BLOCK_K
                 if RESIDENT:
                     if tile == first_tile:
@@ -265,22 +283,19 @@ def _multiply_in_turn(
 
 @gluon.jit
 def _scales(
-    coupling_row,  # of shape (64,): at coupling[first, 0, rank]
-    inside,  # (64,): whether the rank exists
-    j,
-    first_block,
-    BLOCKS: gl.constexpr,
-    RANK: gl.constexpr,
+    coupling_smem,
+    stage,
+    consumer: gl.constexpr,
     ACCUMULATORS: gl.constexpr,
+    SPLIT_RANK: gl.constexpr,
+    layout: gl.constexpr,
 ):
     """``coupling[first + i, j, rank]`` for every accumulator i, still in the factors' dtype."""
+    boxes: gl.constexpr = CONSUMERS if SPLIT_RANK else 1
+    box: gl.constexpr = consumer if SPLIT_RANK else 0
     scales = ()
     for i in gl.static_range(ACCUMULATORS):
-        at = coupling_row + (i * BLOCKS + j) * RANK
-        if BLOCKS % ACCUMULATORS == 0:
-            s = gl.load(at, mask=inside, other=0.0)
-        else:
-            s = gl.load(at, mask=inside & (first_block + i < BLOCKS), other=0.0)
+        s = coupling_smem.index((stage * ACCUMULATORS + i) * boxes + box).load(layout)
         scales = scales + (s,)  # noqa: RUF005
     return scales
 
@@ -298,28 +313,24 @@ def _add(accs, scales, product, ACCUMULATORS: gl.constexpr):
 @gluon.jit
 def _mix_run(
     accs,
-    row,
-    inside,
     x_smem,
     right_smem,
+    coupling_smem,
     x_ready,
     ready,
     empty,
     step,
     first_j,
-    first_block,
     consumer: gl.constexpr,
     COUNT: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    RANK: gl.constexpr,
     STEPS: gl.constexpr,
     ACCUMULATORS: gl.constexpr,
     STAGES: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
+    rows: gl.constexpr,
 ):
     """Mixes blocks ``first_j`` to ``first_j + COUNT``, each while the next one is computed."""
-    scales = _scales(row, inside, first_j, first_block, BLOCKS, RANK, ACCUMULATORS)
     current = _multiply(
         accs,
         x_smem,
@@ -335,15 +346,17 @@ def _mix_run(
         SPLIT_RANK,
         ACCUMULATORS,
     )
+    scales = _scales(coupling_smem, step % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, rows)
     for n in gl.static_range(COUNT):
         if n + 1 < COUNT:
+            ahead = step + (n + 1) * STEPS
             following = _multiply(
                 accs,
                 x_smem,
                 right_smem,
                 x_ready,
                 ready,
-                step + (n + 1) * STEPS,
+                ahead,
                 first_j + n + 1,
                 consumer,
                 STEPS,
@@ -352,7 +365,7 @@ def _mix_run(
                 SPLIT_RANK,
                 ACCUMULATORS,
             )
-            later = _scales(row, inside, first_j + n + 1, first_block, BLOCKS, RANK, ACCUMULATORS)
+            later = _scales(coupling_smem, ahead % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, rows)
             done = warpgroup_mma_wait(STEPS, deps=(current,))
         else:
             done = warpgroup_mma_wait(0, deps=(current,))
@@ -368,9 +381,9 @@ def _mix_run(
 @gluon.jit
 def _mix(
     z_ptr,
-    coupling_ptr,
     x_smem,
     right_smem,
+    coupling_smem,
     x_ready,
     ready,
     empty,
@@ -396,7 +409,7 @@ def _mix(
     TOKENS: gl.constexpr = TILE_TOKENS if SPLIT_RANK else TILE_TOKENS // CONSUMERS
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
     stored: gl.constexpr = _stored(TOKENS)
-    offs_r = gl.arange(0, TILE_RANK, gl.SliceLayout(1, layout))
+    rows: gl.constexpr = gl.SliceLayout(1, layout)
     z_rank = gl.arange(0, TILE_RANK, gl.SliceLayout(1, stored))
     z_token = token + gl.arange(0, TOKENS, gl.SliceLayout(0, stored))
     rank_from = first_tile * TILE_RANK
@@ -407,9 +420,6 @@ def _mix(
         z_token += consumer * TOKENS
     step = 0
     for tile in range(tiles):
-        rank = rank_from + tile * rank_step + offs_r
-        inside = rank < RANK
-        row = coupling_ptr + first_block * (BLOCKS * RANK) + rank
         accs = ()
         for _ in gl.static_range(ACCUMULATORS):
             accs = accs + (gl.zeros((TILE_RANK, TOKENS), gl.float32, layout),)  # noqa: RUF005
@@ -418,54 +428,51 @@ def _mix(
             for turn in range(BLOCKS // UNROLL):
                 accs = _mix_run(
                     accs,
-                    row,
-                    inside,
                     x_smem,
                     right_smem,
+                    coupling_smem,
                     x_ready,
                     ready,
                     empty,
                     step,
                     turn * UNROLL,
-                    first_block,
                     consumer,
                     UNROLL,
-                    BLOCKS,
-                    RANK,
                     STEPS,
                     ACCUMULATORS,
                     STAGES,
                     RESIDENT,
                     SPLIT_RANK,
+                    rows,
                 )
                 step += UNROLL * STEPS
             if BLOCKS % UNROLL > 0:
                 accs = _mix_run(
                     accs,
-                    row,
-                    inside,
                     x_smem,
                     right_smem,
+                    coupling_smem,
                     x_ready,
                     ready,
                     empty,
                     step,
                     BLOCKS - BLOCKS % UNROLL,
-                    first_block,
                     consumer,
                     BLOCKS % UNROLL,
-                    BLOCKS,
-                    RANK,
                     STEPS,
                     ACCUMULATORS,
                     STAGES,
                     RESIDENT,
                     SPLIT_RANK,
+                    rows,
                 )
                 step += (BLOCKS % UNROLL) * STEPS
         else:
             for j in range(BLOCKS):
-                scales = _scales(row, inside, j, first_block, BLOCKS, RANK, ACCUMULATORS)
+                mbarrier.wait(ready.index(step % STAGES), (step // STAGES) & 1)
+                scales = _scales(
+                    coupling_smem, step % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, rows
+                )
                 product = _multiply_in_turn(
                     x_smem,
                     right_smem,
@@ -538,6 +545,11 @@ def hopper_mix_kernel(
     right_smem = gl.allocate_shared_memory(
         right_desc.dtype, [STAGES * right_boxes, TILE_RANK, BLOCK_K], right_desc.layout
     )
+    coupling_smem = gl.allocate_shared_memory(
+        coupling_ptr.dtype.element_ty,
+        [STAGES * ACCUMULATORS * right_boxes, TILE_RANK],
+        gl.SwizzledSharedLayout(1, 1, 1, [0]),
+    )
     x_ready = gl.allocate_shared_memory(gl.int64, [x_tiles, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -555,9 +567,9 @@ def hopper_mix_kernel(
                 _mix,
                 (
                     z_ptr,
-                    coupling_ptr,
                     x_smem,
                     right_smem,
+                    coupling_smem,
                     x_ready,
                     ready,
                     empty,
@@ -583,9 +595,9 @@ def hopper_mix_kernel(
                 _mix,
                 (
                     z_ptr,
-                    coupling_ptr,
                     x_smem,
                     right_smem,
+                    coupling_smem,
                     x_ready,
                     ready,
                     empty,
@@ -612,17 +624,21 @@ def hopper_mix_kernel(
                 (
                     x_desc,
                     right_desc,
+                    coupling_ptr,
                     x_smem,
                     right_smem,
+                    coupling_smem,
                     x_ready,
                     ready,
                     empty,
                     token,
                     first_tile,
                     tiles,
+                    first_block,
                     BLOCKS,
                     RANK,
                     P,
+                    ACCUMULATORS,
                     BLOCK_K,
                     STAGES,
                     RESIDENT,
