@@ -63,7 +63,7 @@ def _product_bytes(call: Call, config: Config) -> int:
     block_k = config["product_inner"]
     slab = config["product_columns"] * _ceil(call.rank, block_k)
     ring = config["product_stages"] * config["product_tokens"] * block_k
-    transpose = min(config["product_columns"], 256) * _TRANSPOSE_BYTES
+    transpose = config["product_columns"] * _TRANSPOSE_BYTES
     return (slab + ring) * call.itemsize + transpose + _BARRIER_BYTES
 
 
@@ -74,12 +74,13 @@ def _mix_config(call: Call, *, resident: bool, shares: int, unroll: int) -> dict
         "mix_resident": int(resident),
         "mix_tiles": -(-tiles // shares),
         "mix_unroll": min(unroll, call.blocks),
-        "mix_stages": 6,
+        "mix_stages": 8,
     }
+    # Powers of two: the producer is one warp, and a remainder costs it a tenth of its time.
     while config["mix_stages"] >= 2:
         if _mix_bytes(call, config) <= call.device.shared_bytes:
             return config
-        config["mix_stages"] -= 1
+        config["mix_stages"] //= 2
     return None
 
 
@@ -118,7 +119,6 @@ def _configs(call: Call) -> list[Config]:
     products = [
         product
         for columns, tokens, step in (
-            (192, 64, inner),
             (128, 64, inner),
             (256, 64, inner),
             (64, 128, inner),
@@ -231,16 +231,12 @@ def launch_product(
     """
     blocks, rank, z_block = z.shape
     columns, tile_tokens = config["product_columns"], config["product_tokens"]
-    # 192 columns are 128 and 64 more: a tensor's sizes are powers of two.
-    block_n = 1 << (columns.bit_length() - 1)
-    rest = columns - block_n
     block_k = config["product_inner"]
     slabs = call.q // columns
     groups = min(triton.cdiv(out.shape[0], tile_tokens) * blocks, max(1, call.device.sms // slabs))
     hopper_product_kernel[(groups * slabs,)](
         _descriptor(z.view(blocks * rank, z_block), [block_k, tile_tokens]),
-        _descriptor(left.view(blocks * call.q, rank), [block_n, block_k]),
-        _descriptor(left.view(blocks * call.q, rank), [rest or block_n, block_k]),
+        _descriptor(left.view(blocks * call.q, rank), [columns, block_k]),
         out,
         bias,
         out.shape[0],
@@ -251,8 +247,7 @@ def launch_product(
         ACTIVATION=activation or "none",
         GROUP=TILE if _splits_rank(call) else TILE // 2,
         BLOCK_T=tile_tokens,
-        BLOCK_N=block_n,
-        REST=rest,
+        BLOCK_N=columns,
         BLOCK_K=block_k,
         STAGES=config["product_stages"],
         num_warps=_WARPS,

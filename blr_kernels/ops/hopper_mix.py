@@ -37,54 +37,49 @@ CONSUMERS = gl.constexpr(2)
 def _load(
     x_desc,
     right_desc,
-    coupling_ptr,
     x_smem,
     right_smem,
-    coupling_smem,
     x_ready,
     ready,
     empty,
     token,
     first_tile,
     tiles,
-    first_block,
     BLOCKS: gl.constexpr,
     RANK: gl.constexpr,
     P: gl.constexpr,
-    ACCUMULATORS: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
 ):
-    """The producer: one warp that issues every load."""
+    """One warp that issues every TMA load."""
     steps: gl.constexpr = (P + BLOCK_K - 1) // BLOCK_K
     x_boxes: gl.constexpr = 1 if SPLIT_RANK else CONSUMERS
     right_boxes: gl.constexpr = CONSUMERS if SPLIT_RANK else 1
     item: gl.constexpr = x_desc.dtype.primitive_bitwidth // 8
     x_bytes: gl.constexpr = TILE_TOKENS * BLOCK_K * item
     right_bytes: gl.constexpr = right_boxes * TILE_RANK * BLOCK_K * item
-    offs_r = gl.arange(0, TILE_RANK, gl.BlockedLayout([2], [32], [1], [0]))
-    step = 0
+    stage = 0
+    phase = 1
     for tile in range(first_tile, first_tile + tiles):
+        row = tile * (right_boxes * TILE_RANK)
         for j in range(BLOCKS):
-            for k in range(steps):
-                stage = step % STAGES
-                mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
-                bar = ready.index(stage)
-                if k == 0:
-                    # Read straight from global memory, each scale would be waited for in turn.
-                    for i in gl.static_range(ACCUMULATORS):
-                        for c in gl.static_range(right_boxes):
-                            rank = (tile * right_boxes + c) * TILE_RANK + offs_r
-                            async_copy.async_copy_global_to_shared(
-                                coupling_smem.index((stage * ACCUMULATORS + i) * right_boxes + c),
-                                coupling_ptr + ((first_block + i) * BLOCKS + j) * RANK + rank,
-                                mask=(rank < RANK) & (first_block + i < BLOCKS),
-                            )
-                    # Counts itself in before the arrival below, which would else end the phase.
-                    async_copy.mbarrier_arrive(bar)
+            for k in gl.static_range(steps):
                 column = j * P + k * BLOCK_K
+                mbarrier.wait(empty.index(stage), phase)
+                bar = ready.index(stage)
+                if RESIDENT:
+                    mbarrier.expect(bar, right_bytes)
+                else:
+                    mbarrier.expect(bar, right_bytes + x_bytes)
+                for c in gl.static_range(right_boxes):
+                    tma.async_copy_global_to_shared(
+                        right_desc,
+                        [row + c * TILE_RANK, k * BLOCK_K],
+                        bar,
+                        right_smem.index(stage * right_boxes + c),
+                    )
                 if RESIDENT:
                     if tile == first_tile:
                         at = j * steps + k
@@ -96,9 +91,7 @@ def _load(
                                 x_ready.index(at),
                                 x_smem.index(at * x_boxes + c),
                             )
-                    mbarrier.expect(bar, right_bytes)
                 else:
-                    mbarrier.expect(bar, right_bytes + x_bytes)
                     for c in gl.static_range(x_boxes):
                         tma.async_copy_global_to_shared(
                             x_desc,
@@ -106,14 +99,63 @@ def _load(
                             bar,
                             x_smem.index(stage * x_boxes + c),
                         )
-                for c in gl.static_range(right_boxes):
-                    tma.async_copy_global_to_shared(
-                        right_desc,
-                        [j * RANK + (tile * right_boxes + c) * TILE_RANK, k * BLOCK_K],
-                        bar,
-                        right_smem.index(stage * right_boxes + c),
-                    )
-                step += 1
+                stage += 1
+                if stage == STAGES:
+                    stage = 0
+                    phase ^= 1
+            row += RANK
+
+
+@gluon.jit
+def _load_coupling(
+    coupling_ptr,
+    coupling_smem,
+    ready,
+    empty,
+    first_tile,
+    tiles,
+    first_block,
+    BLOCKS: gl.constexpr,
+    RANK: gl.constexpr,
+    P: gl.constexpr,
+    ACCUMULATORS: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    SPLIT_RANK: gl.constexpr,
+):
+    """Another warp that brings the scales of every product, with the first stage of its operands.
+
+    Read by the consumers straight from global memory, they would be waited for step by step.
+    """
+    steps: gl.constexpr = (P + BLOCK_K - 1) // BLOCK_K
+    boxes: gl.constexpr = CONSUMERS if SPLIT_RANK else 1
+    offs_r = gl.arange(0, TILE_RANK, gl.BlockedLayout([2], [32], [1], [0]))
+    stage = 0
+    phase = 1
+    for tile in range(first_tile, first_tile + tiles):
+        rank = tile * (boxes * TILE_RANK) + offs_r
+        source = coupling_ptr + first_block * (BLOCKS * RANK) + rank
+        for _ in range(BLOCKS):
+            for k in gl.static_range(steps):
+                mbarrier.wait(empty.index(stage), phase)
+                bar = ready.index(stage)
+                if k == 0:
+                    for i in gl.static_range(ACCUMULATORS):
+                        for c in gl.static_range(boxes):
+                            mask = rank < RANK - c * TILE_RANK
+                            if BLOCKS % ACCUMULATORS > 0:
+                                mask = mask & (first_block + i < BLOCKS)
+                            async_copy.async_copy_global_to_shared(
+                                coupling_smem.index((stage * ACCUMULATORS + i) * boxes + c),
+                                source + (i * BLOCKS * RANK + c * TILE_RANK),
+                                mask=mask,
+                            )
+                async_copy.mbarrier_arrive(bar, increment_count=False)
+                stage += 1
+                if stage == STAGES:
+                    stage = 0
+                    phase ^= 1
+            source += RANK
 
 
 @gluon.constexpr_function
@@ -556,7 +598,8 @@ def hopper_mix_kernel(
     for n in gl.static_range(x_tiles):
         mbarrier.init(x_ready.index(n), count=1)
     for n in gl.static_range(STAGES):
-        mbarrier.init(ready.index(n), count=1)
+        # The TMA's arrival and that of each lane of the warp that loads the scales.
+        mbarrier.init(ready.index(n), count=1 + 32)
         mbarrier.init(empty.index(n), count=CONSUMERS)
     if not LATE_WAIT:
         grid_wait()
@@ -624,14 +667,30 @@ def hopper_mix_kernel(
                 (
                     x_desc,
                     right_desc,
-                    coupling_ptr,
                     x_smem,
                     right_smem,
-                    coupling_smem,
                     x_ready,
                     ready,
                     empty,
                     token,
+                    first_tile,
+                    tiles,
+                    BLOCKS,
+                    RANK,
+                    P,
+                    BLOCK_K,
+                    STAGES,
+                    RESIDENT,
+                    SPLIT_RANK,
+                ),
+            ),
+            (
+                _load_coupling,
+                (
+                    coupling_ptr,
+                    coupling_smem,
+                    ready,
+                    empty,
                     first_tile,
                     tiles,
                     first_block,
@@ -641,11 +700,10 @@ def hopper_mix_kernel(
                     ACCUMULATORS,
                     BLOCK_K,
                     STAGES,
-                    RESIDENT,
                     SPLIT_RANK,
                 ),
             ),
         ],
-        [4, 1],
-        [240, 24],
+        [4, 1, 1],
+        [240, 24, 24],
     )

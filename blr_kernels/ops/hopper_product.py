@@ -54,10 +54,8 @@ def _activate(y, ACTIVATION: gl.constexpr):
 def _load(
     a_desc,
     w_desc,
-    w_rest_desc,
     a_smem,
     w_smem,
-    w_rest,
     ready,
     empty,
     w_ready,
@@ -70,7 +68,6 @@ def _load(
     K: gl.constexpr,
     BLOCK_T: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    REST: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
@@ -84,18 +81,11 @@ def _load(
     for unit in range(first, last):
         if (tile == 0) | (unit == first):
             mbarrier.wait(w_empty, (fresh & 1) ^ 1)
-            mbarrier.expect(w_ready, (BLOCK_N + REST) * steps * BLOCK_K * item)
+            mbarrier.expect(w_ready, BLOCK_N * steps * BLOCK_K * item)
             for k in gl.static_range(steps):
                 tma.async_copy_global_to_shared(
                     w_desc, [batch * N + column, k * BLOCK_K], w_ready, w_smem.index(k)
                 )
-                if REST > 0:
-                    tma.async_copy_global_to_shared(
-                        w_rest_desc,
-                        [batch * N + column + BLOCK_N, k * BLOCK_K],
-                        w_ready,
-                        w_rest.index(k),
-                    )
             if fresh == 0:
                 # The weight was there before the kernel that writes a.
                 grid_wait()
@@ -136,44 +126,11 @@ def _stored(rows, columns):
 
 
 @gluon.jit
-def _store(
-    acc,
-    out_ptr,
-    bias_ptr,
-    first_token,
-    tokens,
-    WIDTH: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    GROUP: gl.constexpr,
-    BLOCK_T: gl.constexpr,
-    COLUMNS: gl.constexpr,
-    layout: gl.constexpr,
-):
-    """Stores ``acc (BLOCK_T, COLUMNS)``; the pointers are at its first column."""
-    if HAS_BIAS:
-        bias = gl.load(bias_ptr + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout)))
-        acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
-    acc = _activate(acc, ACTIVATION)
-    stored: gl.constexpr = _stored(BLOCK_T, COLUMNS)
-    position = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
-    token = first_token + position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
-    row = out_ptr + token.to(gl.int64) * WIDTH
-    gl.store(
-        gl.expand_dims(row, 1)
-        + gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, stored)), 0),
-        gl.convert_layout(acc.to(out_ptr.dtype.element_ty), stored),
-        mask=gl.expand_dims(token < tokens, 1),
-    )
-
-
-@gluon.jit
 def _multiply(
     out_ptr,
     bias_ptr,
     a_smem,
     w_smem,
-    w_rest,
     ready,
     empty,
     w_ready,
@@ -193,15 +150,18 @@ def _multiply(
     GROUP: gl.constexpr,
     BLOCK_T: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    REST: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """A consumer warp group: every second token tile of this program."""
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    rest: gl.constexpr = REST if REST > 0 else 16
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rest, 16])
+    offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    stored: gl.constexpr = _stored(BLOCK_T, BLOCK_N)
+    position = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
+    offs_t = position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
+    offs_out = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, stored))
+    bias = gl.zeros((BLOCK_N,), gl.float32, gl.SliceLayout(0, layout))
     batch = first // tiles
     tile = first % tiles
     fresh = 0
@@ -210,6 +170,8 @@ def _multiply(
         if (tile == 0) | (unit == first):
             if fresh > 0:
                 mbarrier.arrive(w_empty, count=1)
+            if HAS_BIAS:
+                bias = gl.load(bias_ptr + batch * N + column + offs_n).to(gl.float32)
             mbarrier.wait(w_ready, fresh & 1)
             fresh += 1
         if (unit - first) % 2 == consumer:
@@ -219,7 +181,6 @@ def _multiply(
             mbarrier.wait(order.index(consumer), (turn & 1) ^ (1 - consumer))
             step = (unit - first) * steps
             sums = warpgroup_mma_init(gl.zeros((BLOCK_T, BLOCK_N), gl.float32, layout))
-            more = warpgroup_mma_init(gl.zeros((BLOCK_T, rest), gl.float32, rest_layout))
             for k in gl.static_range(steps):
                 stage = (step + k) % STAGES
                 mbarrier.wait(ready.index(stage), ((step + k) // STAGES) & 1)
@@ -229,63 +190,26 @@ def _multiply(
                     sums,
                     is_async=True,
                 )
-                if REST > 0:
-                    more = warpgroup_mma(
-                        a_smem.index(stage).permute((1, 0)),
-                        w_rest.index(k).permute((1, 0)),
-                        more,
-                        is_async=True,
-                    )
                 if k == steps - 1:
                     mbarrier.arrive(order.index(1 - consumer), count=1)
                 if k >= AHEAD:
-                    if REST > 0:
-                        done = warpgroup_mma_wait(2 * AHEAD, deps=(sums, more))
-                        sums = warpgroup_mma_init(done[0])
-                        more = warpgroup_mma_init(done[1])
-                    else:
-                        sums = warpgroup_mma_init(warpgroup_mma_wait(AHEAD, deps=(sums,)))
+                    sums = warpgroup_mma_init(warpgroup_mma_wait(AHEAD, deps=(sums,)))
                     mbarrier.arrive(empty.index((step + k - AHEAD) % STAGES), count=1)
-            if REST > 0:
-                done = warpgroup_mma_wait(0, deps=(sums, more))
-                acc = done[0]
-                acc_rest = done[1]
-            else:
-                acc = warpgroup_mma_wait(0, deps=(sums,))
+            acc = warpgroup_mma_wait(0, deps=(sums,))
             for k in gl.static_range(steps):
                 if k + AHEAD >= steps:
                     mbarrier.arrive(empty.index((step + k) % STAGES), count=1)
-            at = batch * N + column
-            _store(
-                acc,
-                out_ptr + at,
-                bias_ptr + at,
-                tile * BLOCK_T,
-                tokens,
-                BATCH * N,
-                HAS_BIAS,
-                ACTIVATION,
-                GROUP,
-                BLOCK_T,
-                BLOCK_N,
-                layout,
+            if HAS_BIAS:
+                acc = acc + gl.expand_dims(bias, 0)
+            acc = _activate(acc, ACTIVATION)
+            y = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), stored)
+            token = tile * BLOCK_T + offs_t
+            out_row = out_ptr + batch * N + token.to(gl.int64) * (BATCH * N)
+            gl.store(
+                gl.expand_dims(out_row, 1) + gl.expand_dims(offs_out, 0),
+                y,
+                mask=gl.expand_dims(token < tokens, 1),
             )
-            if REST > 0:
-                at += BLOCK_N
-                _store(
-                    acc_rest,
-                    out_ptr + at,
-                    bias_ptr + at,
-                    tile * BLOCK_T,
-                    tokens,
-                    BATCH * N,
-                    HAS_BIAS,
-                    ACTIVATION,
-                    GROUP,
-                    BLOCK_T,
-                    REST,
-                    rest_layout,
-                )
         tile += 1
         if tile == tiles:
             tile = 0
@@ -296,7 +220,6 @@ def _multiply(
 def hopper_product_kernel(
     a_desc,  # (batch * K, a_block), blocks of (BLOCK_K, BLOCK_T); tokens as hopper_mix stores
     w_desc,  # (batch * N, K), blocks of (BLOCK_N, BLOCK_K)
-    w_rest_desc,  # the same in blocks of (REST, BLOCK_K); w_desc again where REST is 0
     out_ptr,  # (tokens, batch * N), contiguous
     bias_ptr,  # (batch * N,); unused unless HAS_BIAS
     tokens,
@@ -308,32 +231,27 @@ def hopper_product_kernel(
     GROUP: gl.constexpr,  # tokens in a group of stored_token
     BLOCK_T: gl.constexpr,
     BLOCK_N: gl.constexpr,
-    REST: gl.constexpr,  # columns of a slab beyond BLOCK_N, 0 or a power of two
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """``out[t, i*N + n] = act(sum_k a[i, k, t] * w[i, n, k] + bias[i*N + n])``.
 
-    N is a multiple of a slab, BLOCK_N + REST columns. The programs of the slabs of a batch form a
-    group and walk the same tokens at the same time, so that memory is read once for all of them.
-    The groups take equal runs of the token tiles of all batches.
+    N is a multiple of BLOCK_N. The programs of the N / BLOCK_N slabs of a batch form a group and
+    walk the same tokens at the same time, so that memory is read once for all of them. The groups
+    take equal runs of the token tiles of all batches: a program changes its slab once or twice.
     """
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    slab: gl.constexpr = BLOCK_N + REST
-    slabs: gl.constexpr = N // slab
+    slabs: gl.constexpr = N // BLOCK_N
     tiles = (tokens + BLOCK_T - 1) // BLOCK_T
     units = tiles * BATCH
     group = gl.program_id(0) // slabs
-    column = (gl.program_id(0) % slabs) * slab
+    column = (gl.program_id(0) % slabs) * BLOCK_N
     groups = gl.num_programs(0) // slabs
     first = (group * units) // groups
     last = ((group + 1) * units) // groups
 
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_K, BLOCK_T], a_desc.layout)
     w_smem = gl.allocate_shared_memory(w_desc.dtype, [steps, BLOCK_N, BLOCK_K], w_desc.layout)
-    w_rest = w_smem
-    if REST > 0:
-        w_rest = gl.allocate_shared_memory(w_desc.dtype, [steps, REST, BLOCK_K], w_rest_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -356,7 +274,6 @@ def hopper_product_kernel(
                     bias_ptr,
                     a_smem,
                     w_smem,
-                    w_rest,
                     ready,
                     empty,
                     w_ready,
@@ -376,7 +293,6 @@ def hopper_product_kernel(
                     GROUP,
                     BLOCK_T,
                     BLOCK_N,
-                    REST,
                     BLOCK_K,
                     STAGES,
                 ),
@@ -388,7 +304,6 @@ def hopper_product_kernel(
                     bias_ptr,
                     a_smem,
                     w_smem,
-                    w_rest,
                     ready,
                     empty,
                     w_ready,
@@ -408,7 +323,6 @@ def hopper_product_kernel(
                     GROUP,
                     BLOCK_T,
                     BLOCK_N,
-                    REST,
                     BLOCK_K,
                     STAGES,
                 ),
@@ -418,10 +332,8 @@ def hopper_product_kernel(
                 (
                     a_desc,
                     w_desc,
-                    w_rest_desc,
                     a_smem,
                     w_smem,
-                    w_rest,
                     ready,
                     empty,
                     w_ready,
@@ -434,7 +346,6 @@ def hopper_product_kernel(
                     K,
                     BLOCK_T,
                     BLOCK_N,
-                    REST,
                     BLOCK_K,
                     STAGES,
                 ),
