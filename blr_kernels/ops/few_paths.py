@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from blr_kernels.ops.paths import Call, Config, Path
@@ -25,6 +24,12 @@ _MAX_RANK = 4096
 _REGISTERS = 32
 """Registers in which a thread of the path "few" holds weights."""
 
+_PIECE = 64
+"""Columns of a weight row that 8 threads read at once; the sum over them takes 3 steps."""
+
+_VECTOR = 8
+"""Elements of 2 bytes that a thread loads at once."""
+
 
 def _power(size: int) -> int:
     """The smallest power of two that is at least ``size``."""
@@ -32,11 +37,16 @@ def _power(size: int) -> int:
 
 
 def _step(size: int, largest: int) -> int:
-    """A power of two up to ``largest`` in which to walk ``size``: the widest without a rest."""
+    """A power of two up to ``largest`` in which to walk ``size``: the widest that wastes little."""
     step = min(_power(size), largest)
-    while step > 64 and size % step:
+    while step > 64 and 8 * (-(-size // step) * step) > 9 * size:
         step //= 2
     return step
+
+
+def _piece(size: int, rows: int, warps: int) -> int:
+    """Width in which to walk rows of ``size``: narrow, but a whole vector for every thread."""
+    return _step(size, max(_PIECE, _VECTOR * 32 * warps // _power(rows)))
 
 
 # The path "few".
@@ -54,46 +64,49 @@ def _why_not_few(call: Call) -> str:
 
 def few_config(call: Call, groups: int = 1) -> dict[str, int]:
     """Launch sizes of the path "few" for ``groups`` layers at once."""
-    held = _REGISTERS * 4 // call.itemsize  # elements of a thread
     tokens = min(MAX_TOKENS, _power(call.tokens))
     blocks = _power(call.blocks)
     programs = groups * -(-call.tokens // tokens)
     # The rank is spread over all multiprocessors; more rows than that share their loads of x.
     rows = 1
-    while rows * blocks < 64 and -(-call.rank // (2 * rows)) * programs >= call.device.sms:
+    while rows * blocks < 64 and -(-call.rank // (2 * rows)) * programs >= call.device.sms * 3 // 4:
         rows *= 2
-    per_row = held * 32 // 2  # elements of a row that a warp takes; x is as large again
-    columns = _step(call.p, max(16, min(512, per_row * 8 // (rows * blocks))))
-    warps = 8 if rows * blocks * columns > per_row * 4 else 4
-    product = _product_sizes(call, groups, held, call.tokens > MAX_TOKENS)
+    held = _REGISTERS * 4 // call.itemsize // tokens  # elements of a thread; x is as large again
+    warps = 4
+    while warps < 8 and rows * blocks * call.p > held * 32 * warps:
+        warps *= 2
+    columns = _piece(call.p, rows * blocks, warps)
+    fit = max(1, held * 32 * warps // (rows * blocks * columns))
     return {
         "mix_rows": rows,
         "mix_columns": columns,
+        "mix_pieces": min(_power(fit), -(-call.p // columns)),
         "mix_tokens": tokens,
         "mix_warps": warps,
-        **product,
+        **_product_sizes(call, groups, call.tokens > MAX_TOKENS),
     }
 
 
-def _product_sizes(call: Call, groups: int, held: int, on_tensor_cores: bool) -> dict[str, int]:
-    inner = _step(call.rank, 256)
-    width = -(-call.rank // inner) * inner
+def _product_sizes(call: Call, groups: int, on_tensor_cores: bool) -> dict[str, int]:
+    held = _REGISTERS * 4 // call.itemsize  # elements of a thread
     if on_tensor_cores:
-        inner = min(max(16, inner), 64 if call.itemsize == 4 else 128)
+        inner = min(max(16, _step(call.rank, 128)), 64 if call.itemsize == 4 else 128)
+        width = -(-call.rank // inner) * inner
         rows, warps = 64, 4
         # The weights pass through registers once, then stay in shared memory.
         while rows > 16 and rows * width > held * 2 * 128:
             rows //= 2
-        while rows > 16 and groups * call.blocks * -(-call.q // rows) < call.device.sms:
+        while rows > 16 and groups * call.blocks * -(-call.q // rows) < call.device.sms * 3 // 4:
             rows //= 2
         fits = (rows + 16) * width * call.itemsize <= call.device.shared_bytes
         unroll = int(fits and rows * width <= held * 2 * 128)
     else:
         rows, warps, unroll = 64, 8, 1
-        while rows > 1 and rows * width > held * 32 * warps:
+        while rows > 1 and rows * call.rank > held * 32 * warps:
             rows //= 2
-        if rows > 8:
+        while rows > 8 and groups * call.blocks * -(-call.q // rows) < call.device.sms * 3 // 2:
             rows, warps = rows // 2, 4
+        inner = _piece(call.rank, rows, warps)
     return {
         "product_dot": int(on_tensor_cores),
         "product_rows": rows,
@@ -120,7 +133,7 @@ def few_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
                 yield {"product_rows": rows}
         yield {"product_warps": 12 - default["product_warps"]}
         if call.tokens <= MAX_TOKENS:
-            yield _product_sizes(call, groups, _REGISTERS * 4 // call.itemsize, True)
+            yield _product_sizes(call, groups, True)
 
     return [{**default, **part} for part in variants()]
 
@@ -141,11 +154,7 @@ def run_few(
     groups, blocks, q, rank = left.shape
     dependent = is_dependent(call.device)
     on_tensor_cores = bool(config["product_dot"])
-    z = torch.empty(
-        (groups, blocks, call.tokens, rank),
-        device=x.device,
-        dtype=x.dtype if on_tensor_cores else torch.float32,
-    )
+    z = x.new_empty((groups, blocks, call.tokens, rank))
     launch_few_mix(
         x,
         coupling,
@@ -153,6 +162,7 @@ def run_few(
         z,
         rows=config["mix_rows"],
         columns=config["mix_columns"],
+        pieces=config["mix_pieces"],
         tokens=config["mix_tokens"],
         warps=config["mix_warps"],
         dependent=dependent,

@@ -23,6 +23,20 @@ MAX_TOKENS = 4
 """Tokens that one program takes; each is one more copy of its sums."""
 
 
+@triton.jit
+def side_by_side(rows, COUNT: tl.constexpr):
+    """1, 2 or 4 tensors ``(n,)`` as the columns of one ``(n, COUNT)``."""
+    tl.static_assert(COUNT == 1 or COUNT == 2 or COUNT == 4)
+    if COUNT == 1:
+        columns = rows[0][:, None]
+    elif COUNT == 2:
+        columns = tl.join(rows[0], rows[1])
+    else:
+        pairs = tl.join(tl.join(rows[0], rows[2]), tl.join(rows[1], rows[3]))
+        columns = tl.reshape(pairs, (rows[0].shape[0], 4))
+    return columns
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def few_mix_kernel(
     x_ptr,  # (tokens, BLOCKS * P), strides (x_token, 1); all groups read it
@@ -43,22 +57,22 @@ def few_mix_kernel(
     BLOCK_J: tl.constexpr,  # at least BLOCKS
     BLOCK_I: tl.constexpr,
     BLOCK_P: tl.constexpr,
+    PIECES: tl.constexpr,  # pieces of BLOCK_P columns that are loaded at once
 ):
     """``z[g, i, t, :] = sum_j coupling[g, i, j, :] * (right[g, j] @ x[t, j*P : (j + 1)*P])``."""
     group = tl.program_id(2).to(tl.int64)
     first_token = tl.program_id(1) * TOKENS
     first_rank = tl.program_id(0) * BLOCK_R
     right_ptr += group * (BLOCKS * RANK * P)
-    coupling_ptr += group * (BLOCKS * BLOCKS * RANK)
     z_ptr += group * BLOCKS * tokens * RANK
 
     row = tl.arange(0, BLOCK_J * BLOCK_R)
     j, r = row // BLOCK_R, first_rank + row % BLOCK_R
     mask_row = (j < BLOCKS) & (r < RANK)
-    offs_i = tl.arange(0, BLOCK_I)
     offs_p = tl.arange(0, BLOCK_P)
     right_row = right_ptr + (j * RANK + r).to(tl.int64) * P
-    coupling_row = coupling_ptr + offs_i[:, None] * (BLOCKS * RANK) + (j * RANK + r)[None, :]
+    if COUPLED:
+        coupling_ptr += group * (BLOCKS * BLOCKS * RANK)
     if DEPENDENT:
         ahead = tl.minimum(tl.arange(0, LINES) * LINE, (RANK - first_rank) * P - 1)
         block = tl.minimum(tl.arange(0, BLOCK_J), BLOCKS - 1).to(tl.int64) * RANK + first_rank
@@ -70,55 +84,67 @@ def few_mix_kernel(
     wait(DEPENDENT)
     release(DEPENDENT)
 
-    hidden = ()
+    sums = ()
     for _ in tl.static_range(TOKENS):
-        hidden = hidden + (tl.zeros((BLOCK_J * BLOCK_R,), dtype=tl.float32),)  # noqa: RUF005
-    for c in range(0, P, BLOCK_P):
-        mask_p = offs_p < P - c
-        mask = mask_row[:, None] & mask_p[None, :]
-        right = tl.load(right_row[:, None] + c + offs_p[None, :], mask=mask, other=0.0)
+        sums = sums + (tl.zeros((BLOCK_J * BLOCK_R, BLOCK_P), dtype=tl.float32),)  # noqa: RUF005
+    for c in range(0, P, BLOCK_P * PIECES):
+        rights = ()
         xs = ()
-        for t in tl.static_range(TOKENS):
-            token = first_token + t
-            x_row = x_ptr + token.to(tl.int64) * x_token + j * P
-            x = tl.load(
-                x_row[:, None] + c + offs_p[None, :], mask=mask & (token < tokens), other=0.0
-            )
-            xs = xs + (x,)  # noqa: RUF005
-        right = right.to(tl.float32)
-        sums = ()
+        for piece in tl.static_range(PIECES):
+            at = c + piece * BLOCK_P + offs_p
+            mask = mask_row[:, None] & (at < P)[None, :]
+            right = tl.load(right_row[:, None] + at[None, :], mask=mask, other=0.0)
+            rights = rights + (right,)  # noqa: RUF005
+            for t in tl.static_range(TOKENS):
+                token = first_token + t
+                x_row = x_ptr + token.to(tl.int64) * x_token + j * P
+                x = tl.load(
+                    x_row[:, None] + at[None, :], mask=mask & (token < tokens), other=0.0
+                )
+                xs = xs + (x,)  # noqa: RUF005
+        # Keeps the loads together: otherwise some of them are moved behind the first products.
+        tl.debug_barrier()
+        added = ()
         for n in tl.static_range(TOKENS):
-            product = tl.sum(right * xs[n].to(tl.float32), axis=1)
-            sums = sums + (hidden[n] + product,)  # noqa: RUF005
-        hidden = sums
+            total = sums[n]
+            for m in tl.static_range(PIECES):
+                total += rights[m].to(tl.float32) * xs[m * TOKENS + n].to(tl.float32)
+            added = added + (total,)  # noqa: RUF005
+        sums = added
+    hidden = ()
+    for n in tl.static_range(TOKENS):
+        hidden = hidden + (tl.sum(sums[n], axis=1),)  # noqa: RUF005
+    by_token = side_by_side(hidden, TOKENS)
 
+    offs_t = first_token + tl.arange(0, TOKENS)
+    mask_t = offs_t < tokens
     if COUPLED:
+        # Columns are pairs of rank and token, the token running faster.
+        pair_of = tl.arange(0, BLOCK_R * TOKENS)
+        r_of, t_of = first_rank + pair_of // TOKENS, first_token + pair_of % TOKENS
+        mask_pair = (r_of < RANK) & (t_of < tokens)
         for i in tl.static_range(0, BLOCKS, BLOCK_I):
-            mask_i = offs_i < BLOCKS - i
+            offs_i = i + tl.arange(0, BLOCK_I)
+            mask_i = offs_i < BLOCKS
             s = tl.load(
-                coupling_row + i * (BLOCKS * RANK),
+                coupling_ptr + (offs_i[:, None] * BLOCKS + j[None, :]) * RANK + r[None, :],
                 mask=mask_i[:, None] & mask_row[None, :],
                 other=0.0,
             ).to(tl.float32)
-            offs_r = first_rank + tl.arange(0, BLOCK_R)
-            mask_z = mask_i[:, None] & (offs_r < RANK)[None, :]
-            for m in tl.static_range(TOKENS):
-                mixed = tl.reshape(s * hidden[m][None, :], (BLOCK_I, BLOCK_J, BLOCK_R))
-                z = tl.sum(mixed, axis=1)
-                at = (i + offs_i).to(tl.int64) * tokens + first_token + m
-                tl.store(
-                    z_ptr + at[:, None] * RANK + offs_r[None, :],
-                    z.to(z_ptr.dtype.element_ty),
-                    mask=mask_z & (first_token + m < tokens),
-                )
-    else:
-        for m in tl.static_range(TOKENS):
-            token = (first_token + m).to(tl.int64)
+            mixed = s[:, :, None] * by_token[None, :, :]
+            z = tl.sum(tl.reshape(mixed, (BLOCK_I, BLOCK_J, BLOCK_R * TOKENS)), axis=1)
+            at = (offs_i.to(tl.int64) * tokens)[:, None] + t_of[None, :]
             tl.store(
-                z_ptr + token * RANK + r,
-                hidden[m].to(z_ptr.dtype.element_ty),
-                mask=mask_row & (first_token + m < tokens),
+                z_ptr + at * RANK + r_of[None, :],
+                z.to(z_ptr.dtype.element_ty),
+                mask=mask_i[:, None] & mask_pair[None, :],
             )
+    else:
+        tl.store(
+            z_ptr + offs_t.to(tl.int64)[None, :] * RANK + r[:, None],
+            by_token.to(z_ptr.dtype.element_ty),
+            mask=mask_row[:, None] & mask_t[None, :],
+        )
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -166,23 +192,32 @@ def few_product_kernel(
     wait(DEPENDENT)
     release(DEPENDENT)
 
+    pieces: tl.constexpr = (RANK + BLOCK_K - 1) // BLOCK_K
+    zs = ()
     for t in tl.static_range(TOKENS):
         token = first_token + t
         z_row = z_ptr + (of_group * tokens + token) * RANK
-        products = tl.zeros((BLOCK_Q, BLOCK_K), dtype=tl.float32)
-        for n in tl.static_range((RANK + BLOCK_K - 1) // BLOCK_K):
+        for n in tl.static_range(pieces):
             at = n * BLOCK_K + offs_k
             z = tl.load(z_row + at, mask=(at < RANK) & (token < tokens), other=0.0)
-            products += lefts[n].to(tl.float32) * z.to(tl.float32)[None, :]
-        y = tl.sum(products, axis=1)
-        if HAS_BIAS:
-            y += bias
-        y = activate(y, ACTIVATION)
-        tl.store(
-            out_ptr + (group * tokens + token) * (BLOCKS * Q) + column,
-            y.to(out_ptr.dtype.element_ty),
-            mask=mask_q & (token < tokens),
-        )
+            zs = zs + (z,)  # noqa: RUF005
+    ys = ()
+    for m in tl.static_range(TOKENS):
+        total = tl.zeros((BLOCK_Q, BLOCK_K), dtype=tl.float32)
+        for i in tl.static_range(pieces):
+            total += lefts[i].to(tl.float32) * zs[m * pieces + i].to(tl.float32)[None, :]
+        ys = ys + (tl.sum(total, axis=1),)  # noqa: RUF005
+    y = side_by_side(ys, TOKENS)
+    if HAS_BIAS:
+        y += bias[:, None]
+    y = activate(y, ACTIVATION)
+    offs_t = first_token + tl.arange(0, TOKENS)
+    row = (group * tokens + offs_t) * (BLOCKS * Q)
+    tl.store(
+        out_ptr + row[None, :] + column[:, None],
+        y.to(out_ptr.dtype.element_ty),
+        mask=mask_q[:, None] & (offs_t < tokens)[None, :],
+    )
 
 
 def launch_few_mix(
@@ -193,6 +228,7 @@ def launch_few_mix(
     *,
     rows: int,
     columns: int,
+    pieces: int,
     tokens: int,
     warps: int,
     dependent: bool,
@@ -205,8 +241,10 @@ def launch_few_mix(
         right: ``(g, b, r, p)``, contiguous.
         z: written; ``(g, b, tokens, r)``, contiguous.
         rows: rows of the rank that a program holds, for every input block.
-        columns: columns of them that it holds at once.
-        tokens: tokens of a program, at most ``MAX_TOKENS``.
+        columns: width of the pieces that it loads of them; each is summed by as many threads as
+            read it, 8 columns at a time, so that a narrow one costs fewer steps.
+        pieces: how many it loads at once.
+        tokens: tokens of a program, 1, 2 or 4.
         warps: of a program.
         dependent: whether it is launched as a dependent kernel.
     """
@@ -232,6 +270,7 @@ def launch_few_mix(
         BLOCK_J=triton.next_power_of_2(blocks),
         BLOCK_I=min(16, triton.next_power_of_2(blocks)),
         BLOCK_P=columns,
+        PIECES=pieces,
         num_warps=warps,
         num_stages=1,
         **launch_options(dependent),
@@ -260,8 +299,8 @@ def launch_few_product(
         activation: after the bias.
         out: written; ``(g, tokens, b*q)``, contiguous.
         rows: rows of an output block that a program holds.
-        inner: width of the pieces that it loads of them.
-        tokens: tokens of a program, at most ``MAX_TOKENS``.
+        inner: width of the pieces that it loads of them, all at once.
+        tokens: tokens of a program, 1, 2 or 4.
         warps: of a program.
         dependent: whether it is launched as a dependent kernel.
     """
