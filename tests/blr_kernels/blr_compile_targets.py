@@ -23,7 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from blr_kernels import Blast, LowRank, Monarch, Structure
-from blr_kernels.ops import triton_blast, triton_low_rank, triton_monarch, triton_product
+from blr_kernels.ops import triton_blast, triton_product
+from blr_kernels.ops.paths import Call, DeviceLimits, find_path
 
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
 
@@ -52,9 +53,17 @@ class Recorder:
 
 
 def record(
-    structure: Structure, n_in: int, n_out: int, tokens: int, dtype: torch.dtype
+    structure: Structure,
+    n_in: int,
+    n_out: int,
+    tokens: int,
+    dtype: torch.dtype,
+    limits: DeviceLimits,
 ) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """The launches of one call with bias and GELU."""
+    """The launches of one call with bias and GELU at the default config."""
+    blocks = 1 if isinstance(structure, LowRank) else structure.blocks
+    call = Call(structure.kind, tokens, n_in, n_out, blocks, structure.rank, dtype, limits)
+    path = find_path(structure.kind, "triton")
     launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
     kernels = triton_product.product_kernel, triton_blast.mix_kernel
     triton_product.product_kernel = Recorder(kernels[0], launches)
@@ -62,14 +71,10 @@ def record(
     try:
         x = torch.empty(tokens, n_in, dtype=dtype, device="meta")
         bias = torch.empty(n_out, dtype=dtype, device="meta")
-        shapes = structure.parameter_shapes(n_in, n_out)
-        f = {k: torch.empty(v, dtype=dtype, device="meta") for k, v in shapes.items()}
-        if isinstance(structure, LowRank):
-            triton_low_rank.low_rank_forward(x, f["left"], f["right"], bias, "gelu")
-        elif isinstance(structure, Monarch):
-            triton_monarch.monarch_forward(x, f["left"], f["right"], bias, "gelu")
-        else:
-            triton_blast.blast_forward(x, f["left"], f["coupling"], f["right"], bias, "gelu")
+        shapes = structure.parameter_shapes(n_in, n_out).values()
+        factors = tuple(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+        out = torch.empty(tokens, n_out, dtype=dtype, device="meta")
+        path.run(call, x, factors, bias, "gelu", out, path.default_config(call))
     finally:
         triton_product.product_kernel, triton_blast.mix_kernel = kernels
     return launches
@@ -116,8 +121,7 @@ def main(targets: list[int]) -> None:
     rows = []
     for target in targets:
         limit = SHARED_KIB[target] * 1024
-        triton_product.shared_limit = lambda device, limit=limit: limit
-        triton_blast.shared_limit = triton_product.shared_limit
+        limits = DeviceLimits(f"sm_{target}", divmod(target, 10), limit, 100)
         jobs = [
             (*layer[:4], tokens, torch.float16 if target < 80 else torch.bfloat16)
             for layer in LAYERS
@@ -126,7 +130,9 @@ def main(targets: list[int]) -> None:
         if target in (75, 90):
             jobs.append((*LAYERS[0][:4], 512, torch.float32))
         for label, structure, n_in, n_out, tokens, dtype in jobs:
-            for kernel, arguments, constants in record(structure, n_in, n_out, tokens, dtype):
+            for kernel, arguments, constants in record(
+                structure, n_in, n_out, tokens, dtype, limits
+            ):
                 compiled = compile_launch(kernel, arguments, constants, target)
                 ptx = compiled.asm["ptx"]
                 rows.append(

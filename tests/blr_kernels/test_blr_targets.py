@@ -17,6 +17,7 @@ from blr_kernels.ops.triton_config import (
     accumulators,
     mix_tiles,
     product_tiles,
+    smaller_chunks,
     tokens_per_chunk,
 )
 
@@ -92,11 +93,21 @@ def test_accumulators_cover_the_blocks_evenly() -> None:
         assert -(-blocks // share) * share - blocks < share
 
 
-def test_chunks_bound_the_scratch() -> None:
+def test_chunks_bound_the_scratch_and_are_even() -> None:
     """DiT-XL/2's qkv at 16,384 tokens would need 108 MiB between its two kernels."""
     per_token = 9 * 384 * 2
-    chunk = tokens_per_chunk(16_384, per_token)
-    assert chunk % 128 == 0
-    assert SCRATCH_BYTES * 0.95 < chunk * per_token <= SCRATCH_BYTES == 64 * 2**20
+    assert SCRATCH_BYTES == 64 * 2**20
+    assert tokens_per_chunk(16_384, per_token) == 8192
     assert tokens_per_chunk(512, per_token) == 512
     assert tokens_per_chunk(3, SCRATCH_BYTES) == 1
+    for tokens in (1, 127, 128, 130, 4096, 9710, 16_384, 20_000, 100_003):
+        for chunk in (0, 1, 100, 128, 130, 3000, 10**6):
+            found = tokens_per_chunk(tokens, per_token, chunk)
+            assert 1 <= found <= (chunk or tokens)
+            assert found * per_token <= SCRATCH_BYTES
+            passes, last = -(-tokens // found), tokens - (-(-tokens // found) - 1) * found
+            # The last pass lacks at most the rounding of the others to whole tiles.
+            assert last > 0
+            assert found - last <= max(128, found % 128) * passes
+    assert smaller_chunks(16_384, per_token, 50 * 2**20) == [3328, 1664]
+    assert smaller_chunks(512, per_token, 50 * 2**20) == []
