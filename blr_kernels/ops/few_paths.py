@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_config import SCRATCH_BYTES
+from blr_kernels.ops.triton_config import tokens_per_chunk
 from blr_kernels.ops.triton_dependent import is_dependent
 from blr_kernels.ops.triton_few import MAX_TOKENS, launch_few_mix, launch_few_product
+from blr_kernels.ops.triton_product import why_not
 from blr_kernels.ops.triton_small import Sizes, launch_small_mix, launch_small_product
 from blr_kernels.reference import Activation
 
@@ -53,6 +54,8 @@ def _piece(size: int, rows: int, warps: int) -> int:
 
 
 def _why_not_few(call: Call) -> str:
+    if reason := why_not(call):
+        return reason
     if call.tokens > FEW_TOKENS:
         return f"it takes up to {FEW_TOKENS} tokens, got {call.tokens}"
     if call.blocks > _MAX_BLOCKS:
@@ -76,6 +79,7 @@ def few_config(call: Call, groups: int = 1) -> dict[str, int]:
     while warps < 8 and rows * blocks * call.p > held * 32 * warps:
         warps *= 2
     columns = _piece(call.p, rows * blocks, warps)
+    warps = max(1, min(warps, _power(rows * blocks * columns // (_VECTOR * 32))))
     fit = max(1, held * 32 * warps // (rows * blocks * columns))
     return {
         "mix_rows": rows,
@@ -235,6 +239,8 @@ def _run_few_low_rank(
 
 
 def _why_not_small(call: Call) -> str:
+    if reason := why_not(call):
+        return reason
     if call.tokens > SMALL_TOKENS:
         return f"it takes up to {SMALL_TOKENS} tokens, got {call.tokens}"
     if call.blocks > _MAX_BLOCKS:
@@ -314,13 +320,16 @@ def _small_product(call: Call, groups: int, mixing: bool) -> dict[str, int]:
     inner = _tile(call.rank, 64 if half else 32)
     width = _programs(call.rank, inner) * inner
     each = groups * call.blocks
-    sizes = ((128, 128, 8), (64, 128, 4), (64, 64, 4), (32, 64, 4))
-    tokens, rows, warps = sizes[-1] if call.tokens <= 32 else sizes[-2]
-    if not mixing:
-        for tokens, rows, warps in sizes:
-            programs = each * _programs(call.tokens, tokens) * _programs(call.q, rows)
-            if programs >= call.device.sms * 3 // 4:
-                break
+    sizes = [(128, 128, 8), (64, 128, 4), (64, 64, 4), (32, 64, 4)][2 if mixing else 0 :]
+    tokens, rows, warps = next(
+        (
+            tile
+            for tile in sizes
+            if each * _programs(call.tokens, tile[0]) * _programs(call.q, tile[1])
+            >= call.device.sms * 3 // 4
+        ),
+        sizes[-1],
+    )
     if not half:
         tokens, rows = min(tokens, 64), min(rows, 64)
     rows = min(rows, _tile(call.q, 128))
@@ -393,7 +402,7 @@ def run_small(
         Sizes(*(config[f"{kernel}_{size}"] for size in Sizes.__dataclass_fields__))
         for kernel in ("mix", "product")
     )
-    chunk = _chunk(call, groups)
+    chunk = tokens_per_chunk(call.tokens, groups * blocks * rank * call.itemsize)
     z = x.new_empty((groups, blocks, chunk, rank))
     y = out.view(groups, call.tokens, blocks, q)
     for start in range(0, call.tokens, chunk):
@@ -432,12 +441,6 @@ def run_small(
         )
 
 
-def _chunk(call: Call, groups: int) -> int:
-    """Tokens to walk at once, so that the intermediate stays within ``SCRATCH_BYTES``."""
-    most = max(1, SCRATCH_BYTES // (groups * call.blocks * call.rank * call.itemsize))
-    return min(call.tokens, most - most % 128 if most >= 128 else most)
-
-
 def _run_small_blast(
     call: Call,
     x: Tensor,
@@ -453,8 +456,18 @@ def _run_small_blast(
     run_small(call, x, stacked, by_group, activation, out[None], config)
 
 
-FEW_BLAST = Path("few", "blast", _why_not_few, few_config, few_candidates, _run_few_blast)
-FEW_LOW_RANK = Path("few", "low_rank", _why_not_few, few_config, few_candidates, _run_few_low_rank)
+FEW_BLAST = Path(
+    "few", "blast", _why_not_few, few_config, few_candidates, _run_few_blast, separable=True
+)
+FEW_LOW_RANK = Path(
+    "few", "low_rank", _why_not_few, few_config, few_candidates, _run_few_low_rank, separable=True
+)
 SMALL_BLAST = Path(
-    "small", "blast", _why_not_small, small_config, small_candidates, _run_small_blast
+    "small",
+    "blast",
+    _why_not_small,
+    small_config,
+    small_candidates,
+    _run_small_blast,
+    suits=lambda call: call.tokens <= SMALL_TOKENS // 2,
 )

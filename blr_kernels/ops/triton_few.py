@@ -7,7 +7,7 @@ dependent launch and reads its weights while the first one runs.
 """
 
 # Triton gives a kernel's parameters their types at launch, and a tuple in it may grow.
-# mypy: disable-error-code="no-untyped-def, assignment"
+# mypy: disable-error-code="no-untyped-def, assignment, var-annotated"
 
 from __future__ import annotations
 
@@ -98,9 +98,7 @@ def few_mix_kernel(
             for t in tl.static_range(TOKENS):
                 token = first_token + t
                 x_row = x_ptr + token.to(tl.int64) * x_token + j * P
-                x = tl.load(
-                    x_row[:, None] + at[None, :], mask=mask & (token < tokens), other=0.0
-                )
+                x = tl.load(x_row[:, None] + at[None, :], mask=mask & (token < tokens), other=0.0)
                 xs = xs + (x,)  # noqa: RUF005
         # Keeps the loads together: otherwise some of them are moved behind the first products.
         tl.debug_barrier()

@@ -209,13 +209,9 @@ def small_product_kernel(
                 if ROWS_FIRST:
                     a = tl.trans(a)
             elif ROWS_FIRST:
-                a = tl.load(
-                    a_tile + n * BLOCK_K, mask=mask_k[:, None] & mask_t[None, :], other=0.0
-                )
+                a = tl.load(a_tile + n * BLOCK_K, mask=mask_k[:, None] & mask_t[None, :], other=0.0)
             else:
-                a = tl.load(
-                    a_tile + n * BLOCK_K, mask=mask_t[:, None] & mask_k[None, :], other=0.0
-                )
+                a = tl.load(a_tile + n * BLOCK_K, mask=mask_t[:, None] & mask_k[None, :], other=0.0)
             inputs = inputs + (a,)  # noqa: RUF005
         if not EARLY:
             for m in tl.static_range(steps):
