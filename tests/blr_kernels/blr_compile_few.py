@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
-from blr_compile_targets import SHARED_KIB, Recorder, compile_launch, stack_bytes
+from blr_compile_targets import (
+    COMPILED,
+    DRIVER,
+    compile_instead_of_launching,
+    limits,
+    stack_bytes,
+)
 
-from blr_kernels.ops import triton_few, triton_small
 from blr_kernels.ops.few_paths import few_config, run_few, run_small, small_config
-from blr_kernels.ops.paths import Call, DeviceLimits
+from blr_kernels.ops.paths import Call
 
 SMS = {80: 108, 86: 84, 90: 132, 100: 148, 120: 170}
 
@@ -34,25 +41,17 @@ LAYERS: list[tuple[str, tuple[int, int, int, int], int, int]] = [
     ("DiT q, k, v", (9, 128, 128, 128), 512, 3),
 ]
 
-KERNELS = (
-    (triton_few, "few_mix_kernel"),
-    (triton_few, "few_product_kernel"),
-    (triton_small, "small_mix_kernel"),
-    (triton_small, "small_product_kernel"),
-)
 
-
-def record(
-    shape: tuple[int, int, int, int], tokens: int, groups: int, limits: DeviceLimits
-) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """The launches of one call in bfloat16 with bias and GELU."""
+def compile_call(
+    shape: tuple[int, int, int, int], tokens: int, groups: int, target: int
+) -> list[tuple[str, Any]]:
+    """Name and compiled kernel of each launch of a call in bfloat16 with bias and GELU."""
+    COMPILED.clear()
+    DRIVER.target = target
     b, p, q, r = shape
     dtype = torch.bfloat16
-    call = Call("blast", tokens, b * p, b * q, b, r, dtype, limits)
-    launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-    found = [(module, name, getattr(module, name)) for module, name in KERNELS]
-    for module, name, kernel in found:
-        setattr(module, name, Recorder(kernel, launches))
+    device = replace(limits(target), sms=SMS[target])
+    call = Call("blast", tokens, b * p, b * q, b, r, dtype, device)
 
     def empty(*sizes: int) -> torch.Tensor:
         return torch.empty(sizes, dtype=dtype, device="meta")
@@ -60,47 +59,35 @@ def record(
     factors = empty(groups, b, q, r), empty(groups, b, b, r), empty(groups, b, r, p)
     x, bias, out = empty(tokens, b * p), empty(groups, b * q), empty(groups, tokens, b * q)
     run, config = (run_few, few_config) if tokens <= 16 else (run_small, small_config)
-    try:
-        run(call, x, factors, bias, "gelu", out, config(call, groups))
-    finally:
-        for module, name, kernel in found:
-            setattr(module, name, kernel)
-    return launches
+    run(call, x, factors, bias, "gelu", out, config(call, groups))
+    return list(COMPILED.values())
 
 
-def main(targets: list[int]) -> None:
-    rows = []
-    for target in targets:
-        limit = SHARED_KIB[target] * 1024
-        limits = DeviceLimits(f"sm_{target}", divmod(target, 10), limit, SMS[target])
-        for label, shape, tokens, groups in LAYERS:
-            for kernel, arguments, constants in record(shape, tokens, groups, limits):
-                # An option of the launch alone.
-                constants.pop("launch_pdl", None)
-                compiled = compile_launch(kernel, arguments, dict(constants), target)
-                ptx = compiled.asm["ptx"]
-                wide = [
-                    line for line in ptx.splitlines() if ".v4" in line and "ld.global" in line
-                ] + ["cp.async"] * ptx.count("cp.async.cg")
-                before = ptx.partition("griddepcontrol.wait")[0]
-                rows.append(
-                    {
-                        "target": target,
-                        "what": f"{label} {shape} x{groups} {tokens} tokens {kernel.__name__}",
-                        "shared": compiled.metadata.shared,
-                        "limit": limit,
-                        "stack": stack_bytes(compiled.asm["cubin"]),
-                        "dependent": "griddepcontrol" in ptx,
-                        "early": kernel.__name__ == "few_product_kernel"
-                        or bool(constants.get("EARLY") and constants.get("UNROLL")),
-                        "wide_loads": len(wide),
-                        "wide_loads_before_wait": sum(
-                            ".v4" in line and "ld.global" in line for line in before.splitlines()
-                        ),
-                    }
-                )
-    print(json.dumps(rows))
+def rows_of(target: int) -> Iterator[dict[str, Any]]:
+    """What is worth knowing of each kernel, in the order of the launches."""
+    for label, shape, tokens, groups in LAYERS:
+        for number, (name, compiled) in enumerate(compile_call(shape, tokens, groups, target)):
+            lines = compiled.asm["ptx"].splitlines()
+            wide = [
+                n
+                for n, line in enumerate(lines)
+                if ("ld.global" in line and ".v4" in line) or "cp.async.cg" in line
+            ]
+            waits = [n for n, line in enumerate(lines) if "griddepcontrol.wait" in line]
+            yield {
+                "target": target,
+                "what": f"{label} {shape} x{groups} {tokens} tokens {name}",
+                "shared": compiled.metadata.shared,
+                "limit": limits(target).shared_bytes,
+                "stack": stack_bytes(compiled.asm["cubin"]),
+                "second": number == 1,
+                "waits": len(waits),
+                "fetches": "prefetch.global.L2" in compiled.asm["ptx"],
+                "wide_loads": len(wide),
+                "wide_loads_before": sum(n < waits[0] for n in wide) if waits else 0,
+            }
 
 
 if __name__ == "__main__":
-    main([int(argument) for argument in sys.argv[1:]])
+    compile_instead_of_launching()
+    print(json.dumps([row for argument in sys.argv[1:] for row in rows_of(int(argument))]))
