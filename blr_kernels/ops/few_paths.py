@@ -301,9 +301,9 @@ def _hidden_sizes(call: Call, groups: int) -> dict[str, int]:
     each = groups * call.blocks
     if each * _programs(call.rank, rows) * _programs(call.tokens, tokens) > 4 * call.device.sms:
         rows, tokens = 64, 64
-    inner = _tile(call.p, 256 if call.itemsize == 2 else 64)
-    while inner > 64 and call.p % inner:
-        inner //= 2
+    inner = _tile(call.p, 64 if call.itemsize == 2 else 32)
+    if call.p >= 16 * inner:
+        inner *= 2
     per_stage = (rows + tokens) * inner * call.itemsize
     return {
         "mix_rows": rows,
@@ -311,17 +311,20 @@ def _hidden_sizes(call: Call, groups: int) -> dict[str, int]:
         "mix_inner": inner,
         "mix_unroll": 0,
         "mix_warps": 4,
-        "mix_stages": _stages(per_stage, call.device.shared_bytes, 4),
+        # Of a small p everything is in flight at once.
+        "mix_stages": _stages(per_stage, call.device.shared_bytes, min(7, 1 + call.p // inner)),
         "mix_outputs": 1,
     }
 
 
 def _small_product(call: Call, groups: int, mixing: bool) -> dict[str, int]:
     half = call.itemsize == 2
-    inner = _tile(call.rank, 64 if half else 32)
-    width = _programs(call.rank, inner) * inner
     each = groups * call.blocks
-    sizes = [(128, 128, 8), (64, 128, 4), (64, 64, 4), (32, 64, 4)][2 if mixing else 0 :]
+    sizes = (
+        [(32, 128, 4), (32, 64, 4), (16, 64, 4)]
+        if mixing
+        else [(128, 128, 8), (64, 128, 4), (64, 64, 4), (32, 64, 4)]
+    )
     tokens, rows, warps = next(
         (
             tile
@@ -331,6 +334,8 @@ def _small_product(call: Call, groups: int, mixing: bool) -> dict[str, int]:
         ),
         sizes[-1],
     )
+    inner = _tile(call.rank, (128 if mixing else 64) if half else 32)
+    width = _programs(call.rank, inner) * inner
     if not half:
         tokens, rows = min(tokens, 64), min(rows, 64)
     rows = min(rows, _tile(call.q, 128))
@@ -358,7 +363,10 @@ def small_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
         else:
             for rows, tokens in ((32, 32), (64, 32), (64, 16), (64, 64)):
                 yield {"mix_rows": rows, "mix_tokens": tokens}
-        for tokens, rows, warps in ((64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 64, 4)):
+        tiles = [(64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 64, 4)]
+        if default["mix_in_product"]:
+            tiles = [(64, 64, 4), (32, 128, 4), (32, 64, 4), (16, 64, 4)]
+        for tokens, rows, warps in tiles:
             yield {"product_rows": rows, "product_tokens": tokens, "product_warps": warps}
         if not default["mix_in_product"]:
             yield {"product_unroll": 1 - default["product_unroll"]}

@@ -7,7 +7,7 @@ input block.
 """
 
 # Triton gives a kernel's parameters their types at launch, and a tuple in it may grow.
-# mypy: disable-error-code="no-untyped-def, assignment"
+# mypy: disable-error-code="no-untyped-def, assignment, var-annotated"
 
 from __future__ import annotations
 
@@ -179,6 +179,13 @@ def small_product_kernel(
     elif DEPENDENT:
         ahead = tl.minimum(tl.arange(0, LINES) * LINE, (N - first_row) * K - 1)
         fetch(w_block + first_row.to(tl.int64) * K + ahead)
+    couplings = ()
+    if MIX:
+        # As old as the weights, since only a second kernel mixes.
+        for k in tl.static_range(0, K, BLOCK_K):
+            for b in tl.static_range(BLOCKS):
+                at = coupling_ptr + (of_group * BLOCKS + b) * K + k + offs_k
+                couplings = couplings + (tl.load(at, mask=offs_k < K - k, other=0.0),)  # noqa: RUF005
     bias = tl.zeros((BLOCK_N,), dtype=tl.float32)
     if HAS_BIAS:
         bias_row = bias_ptr + of_group * N + offs_n
@@ -195,16 +202,20 @@ def small_product_kernel(
         for n in tl.static_range(steps):
             mask_k = offs_k < K - n * BLOCK_K
             if MIX:
-                a = tl.zeros((BLOCK_T, BLOCK_K), dtype=tl.float32)
+                hidden = ()
                 for j in tl.static_range(BLOCKS):
-                    at = coupling_ptr + (of_group * BLOCKS + j) * K + n * BLOCK_K + offs_k
-                    c = tl.load(at, mask=mask_k, other=0.0).to(tl.float32)
                     h = tl.load(
                         a_tile + j * a_block + n * BLOCK_K,
                         mask=mask_t[:, None] & mask_k[None, :],
                         other=0.0,
                     )
-                    a += c[None, :] * h.to(tl.float32)
+                    hidden = hidden + (h,)  # noqa: RUF005
+                # Keeps the loads together, ahead of the first one's use.
+                tl.debug_barrier()
+                a = tl.zeros((BLOCK_T, BLOCK_K), dtype=tl.float32)
+                for i in tl.static_range(BLOCKS):
+                    c = couplings[n * BLOCKS + i].to(tl.float32)
+                    a += c[None, :] * hidden[i].to(tl.float32)
                 a = a.to(a_ptr.dtype.element_ty)
                 if ROWS_FIRST:
                     a = tl.trans(a)
@@ -218,20 +229,20 @@ def small_product_kernel(
                 ws = ws + (  # noqa: RUF005
                     load_weight(w_tile + m * BLOCK_K, mask_n, offs_k < K - m * BLOCK_K, ROWS_FIRST),
                 )
-        for i in tl.static_range(steps):
+        for m in tl.static_range(steps):
             if ROWS_FIRST:
-                acc = dot(ws[i], inputs[i], acc, INPUT_PRECISION, WIDEN)
+                acc = dot(ws[m], inputs[m], acc, INPUT_PRECISION, WIDEN)
             else:
-                acc = dot(inputs[i], ws[i], acc, INPUT_PRECISION, WIDEN)
+                acc = dot(inputs[m], ws[m], acc, INPUT_PRECISION, WIDEN)
     else:
-        for k in range(0, K, BLOCK_K):
-            mask_left = offs_k < K - k
-            w = load_weight(w_tile + k, mask_n, mask_left, ROWS_FIRST)
+        for step in range(0, K, BLOCK_K):
+            mask_left = offs_k < K - step
+            w = load_weight(w_tile + step, mask_n, mask_left, ROWS_FIRST)
             if ROWS_FIRST:
-                v = tl.load(a_tile + k, mask=mask_left[:, None] & mask_t[None, :], other=0.0)
+                v = tl.load(a_tile + step, mask=mask_left[:, None] & mask_t[None, :], other=0.0)
                 acc = dot(w, v, acc, INPUT_PRECISION, WIDEN)
             else:
-                v = tl.load(a_tile + k, mask=mask_t[:, None] & mask_left[None, :], other=0.0)
+                v = tl.load(a_tile + step, mask=mask_t[:, None] & mask_left[None, :], other=0.0)
                 acc = dot(v, w, acc, INPUT_PRECISION, WIDEN)
 
     if ROWS_FIRST:
@@ -350,7 +361,8 @@ def launch_small_product(
         weight: ``(g, b, n, k)``, contiguous.
         out: written; ``(g, tokens, b, n)`` with a contiguous last dimension.
         sizes: of the launch; rows are those of the weight.
-        coupling: ``(g, b, b, k)``, contiguous, to mix the blocks of ``a`` first, or None.
+        coupling: ``(g, b, b, k)``, contiguous, to mix the blocks of ``a`` first, or None. Takes
+            ``early``.
         bias: ``(g, b*n)``, contiguous, or None.
         activation: after the bias.
         early: whether weight, coupling and bias are older than the kernel launched before.
@@ -389,7 +401,8 @@ def launch_small_product(
         EARLY=early,
         LINE=line,
         LINES=triton.next_power_of_2(triton.cdiv(sizes.rows * k, line)),
-        ROWS_FIRST=sizes.tokens < sizes.rows and sizes.tokens < 64,
+        # What is mixed is made in the layout it was loaded in, which suits the other operand.
+        ROWS_FIRST=coupling is not None or (sizes.tokens < sizes.rows and sizes.tokens < 64),
         UNROLL=coupling is not None or sizes.unroll > 0,
         BLOCK_T=sizes.tokens,
         BLOCK_N=sizes.rows,
