@@ -321,7 +321,7 @@ def _small_product(call: Call, groups: int, mixing: bool) -> dict[str, int]:
     half = call.itemsize == 2
     each = groups * call.blocks
     sizes = (
-        [(32, 128, 4), (32, 64, 4), (16, 64, 4)]
+        [(32, 128, 8), (32, 64, 4), (16, 64, 4)]
         if mixing
         else [(128, 128, 8), (64, 128, 4), (64, 64, 4), (32, 64, 4)]
     )
@@ -365,7 +365,7 @@ def small_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
                 yield {"mix_rows": rows, "mix_tokens": tokens}
         tiles = [(64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 64, 4)]
         if default["mix_in_product"]:
-            tiles = [(64, 64, 4), (32, 128, 4), (32, 64, 4), (16, 64, 4)]
+            tiles = [(64, 64, 4), (32, 128, 8), (32, 64, 4), (16, 64, 4)]
         for tokens, rows, warps in tiles:
             yield {"product_rows": rows, "product_tokens": tokens, "product_warps": warps}
         if not default["mix_in_product"]:
