@@ -275,7 +275,9 @@ def _mix_sizes(call: Call, groups: int) -> dict[str, int]:
     half = call.itemsize == 2
     outputs = -(-call.blocks // -(-call.blocks // 9))
     shares = groups * -(-call.blocks // outputs)
-    rows, tokens = _tile(call.rank, 64 if half else 32), _tile(call.tokens, 32)
+    # Without Hopper's products the operands take registers too, beside 9 accumulators.
+    wide = half and call.device.capability >= (9, 0)
+    rows, tokens = _tile(call.rank, 64 if wide else 32), _tile(call.tokens, 32)
     while (
         rows > 32
         and shares * _programs(call.rank, rows) * _programs(call.tokens, tokens)
