@@ -15,7 +15,7 @@ from blr_kernels.ops.triton_config import accumulators, tokens_per_chunk
 from blr_kernels.reference import Activation
 
 TILE = 64
-"""Tokens and rank of a tile of the first kernel, and step of the sum of the second."""
+"""Tokens and rank of a tile of the first kernel."""
 
 _WARPS = 4
 # Registers a thread may hold where the kernel starts: 65,536 over the 12 warps that it takes with
@@ -34,8 +34,9 @@ def _ceil(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def _block_k(call: Call) -> int:
-    return 128 if call.p > TILE else TILE
+def _step(size: int) -> int:
+    """Step of a sum over ``size`` terms: what a stage of shared memory holds of them."""
+    return 128 if size > TILE else TILE
 
 
 def _splits_rank(call: Call) -> bool:
@@ -49,26 +50,31 @@ def _tile_rank(call: Call) -> int:
 
 def _mix_bytes(call: Call, config: Config) -> int:
     """Shared memory of the first kernel."""
-    block_k = _block_k(call)
+    block_k = _step(call.p)
     stages = config["mix_stages"]
     x_tiles = call.blocks * -(-call.p // block_k) if config["mix_resident"] else stages
     rows = x_tiles * TILE + stages * _tile_rank(call)
-    transpose = TILE // 2 * _TRANSPOSE_BYTES
-    return rows * block_k * call.itemsize + transpose + _BARRIER_BYTES
+    return rows * block_k * call.itemsize + _BARRIER_BYTES
 
 
 def _product_bytes(call: Call, config: Config) -> int:
     """Shared memory of the second kernel."""
-    slab = config["product_columns"] * _ceil(call.rank, TILE)
-    ring = config["product_stages"] * config["product_tokens"] * TILE
+    block_k = config["product_inner"]
+    slab = config["product_columns"] * _ceil(call.rank, block_k)
+    ring = config["product_stages"] * config["product_tokens"] * block_k
     transpose = config["product_columns"] * _TRANSPOSE_BYTES
     return (slab + ring) * call.itemsize + transpose + _BARRIER_BYTES
 
 
-def _mix_config(call: Call, *, resident: bool, shares: int) -> dict[str, int] | None:
+def _mix_config(call: Call, *, resident: bool, shares: int, unroll: int) -> dict[str, int] | None:
     """The first kernel's part of a config, None if shared memory does not hold its stages."""
     tiles = -(-call.rank // _tile_rank(call))
-    config = {"mix_resident": int(resident), "mix_tiles": -(-tiles // shares), "mix_stages": 6}
+    config = {
+        "mix_resident": int(resident),
+        "mix_tiles": -(-tiles // shares),
+        "mix_unroll": min(unroll, call.blocks),
+        "mix_stages": 6,
+    }
     while config["mix_stages"] >= 2:
         if _mix_bytes(call, config) <= call.device.shared_bytes:
             return config
@@ -76,11 +82,16 @@ def _mix_config(call: Call, *, resident: bool, shares: int) -> dict[str, int] | 
     return None
 
 
-def _product_config(call: Call, *, columns: int, tokens: int) -> dict[str, int] | None:
+def _product_config(call: Call, *, columns: int, tokens: int, inner: int) -> dict[str, int] | None:
     """The second kernel's part of a config, None if shared memory does not hold its stages."""
     if call.q % columns:
         return None
-    config = {"product_columns": columns, "product_tokens": tokens, "product_stages": _MAX_STAGES}
+    config = {
+        "product_columns": columns,
+        "product_tokens": tokens,
+        "product_inner": inner,
+        "product_stages": _MAX_STAGES,
+    }
     while config["product_stages"] >= 2:
         if _product_bytes(call, config) <= call.device.shared_bytes:
             return config
@@ -102,10 +113,16 @@ def _shares(call: Call, chunk: int) -> int:
 
 def _configs(call: Call) -> list[Config]:
     """Configs worth timing, the likely best first; none where shared memory is too small."""
+    inner = _step(call.rank)
     products = [
         product
-        for columns, tokens in ((128, 64), (128, 128), (256, 64), (64, 128))
-        if (product := _product_config(call, columns=columns, tokens=tokens)) is not None
+        for columns, tokens, step in (
+            (128, 64, inner),
+            (128, 128, inner),
+            (256, 64, inner),
+            (64, 128, inner),
+        )
+        if (product := _product_config(call, columns=columns, tokens=tokens, inner=step))
     ]
     found: list[Config] = []
     # An intermediate that the cache holds is read again from there.
@@ -114,7 +131,7 @@ def _configs(call: Call) -> list[Config]:
         tokens = tokens_per_chunk(call.tokens, _bytes_per_token(call), chunk)
         shares = _shares(call, tokens)
         for resident in (True, False):
-            mix = _mix_config(call, resident=resident, shares=shares)
+            mix = _mix_config(call, resident=resident, shares=shares, unroll=3)
             # x that is used for one tile of rank alone need not stay.
             if mix is not None and not (resident and mix["mix_tiles"] == 1):
                 found += [{**mix, **product, "chunk": chunk} for product in products]
@@ -159,12 +176,13 @@ def launch_mix(
         x: ``(tokens, b*p)``, rows aligned to 16 bytes.
         coupling: ``(b, b, r)``, contiguous.
         right: ``(b, r, p)``, contiguous.
-        z: written; ``(b, z_block, r)``, contiguous, ``z_block`` a multiple of 64.
+        z: written; ``(b, r, z_block)``, contiguous, ``z_block`` a multiple of 64; its tokens are
+            in the order of ``hopper_mix.stored_token``.
         late: whether the kernel may read its inputs before the kernel ahead has ended, and waits
             for it only before it writes z.
     """
-    blocks, z_block, rank = z.shape
-    block_k = _block_k(call)
+    blocks, rank, z_block = z.shape
+    block_k = _step(call.p)
     share = accumulators(blocks)
     splits_rank = _splits_rank(call)
     tiles = min(config["mix_tiles"], triton.cdiv(rank, _tile_rank(call)))
@@ -183,6 +201,7 @@ def launch_mix(
         TILES=tiles,
         BLOCK_K=block_k,
         STAGES=config["mix_stages"],
+        UNROLL=config["mix_unroll"],
         RESIDENT=bool(config["mix_resident"]),
         SPLIT_RANK=splits_rank,
         LATE_WAIT=late,
@@ -204,29 +223,31 @@ def launch_product(
     """Launches ``hopper_product_kernel`` once.
 
     Args:
-        z: ``(b, z_block, r)``, contiguous.
+        z: ``(b, r, z_block)`` as ``launch_mix`` writes it.
         left: ``(b, q, r)``, contiguous.
         bias: ``(b*q)`` or None.
         out: written; ``(tokens, b*q)``, contiguous.
     """
-    blocks, z_block, rank = z.shape
+    blocks, rank, z_block = z.shape
     columns, tile_tokens = config["product_columns"], config["product_tokens"]
+    block_k = config["product_inner"]
     slabs = call.q // columns
     groups = min(triton.cdiv(out.shape[0], tile_tokens) * blocks, max(1, call.device.sms // slabs))
     hopper_product_kernel[(groups * slabs,)](
-        _descriptor(z.view(blocks * z_block, rank), [tile_tokens, TILE]),
-        _descriptor(left.view(blocks * call.q, rank), [columns, TILE]),
+        _descriptor(z.view(blocks * rank, z_block), [block_k, tile_tokens]),
+        _descriptor(left.view(blocks * call.q, rank), [columns, block_k]),
         out,
         bias,
         out.shape[0],
-        z_block,
         BATCH=blocks,
         N=call.q,
         K=rank,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
+        GROUP=TILE if _splits_rank(call) else TILE // 2,
         BLOCK_T=tile_tokens,
         BLOCK_N=columns,
+        BLOCK_K=block_k,
         STAGES=config["product_stages"],
         num_warps=_WARPS,
         maxnreg=_START_REGISTERS,
@@ -247,7 +268,7 @@ def _run(
     if x.data_ptr() % _ALIGNMENT or x.stride(0) * x.element_size() % _ALIGNMENT:
         x = x.clone(memory_format=torch.contiguous_format)  # TMA reads aligned rows only
     chunk = tokens_per_chunk(call.tokens, _bytes_per_token(call), config["chunk"])
-    z = x.new_empty((call.blocks, _ceil(chunk, TILE), call.rank))
+    z = x.new_empty((call.blocks, call.rank, _ceil(chunk, TILE)))
     for start in range(0, call.tokens, chunk):
         stop = min(start + chunk, call.tokens)
         launch_mix(call, x[start:stop], coupling, right, z, config, late=start > 0)

@@ -2,8 +2,12 @@
 
 A program keeps x of 64 tokens in shared memory, where it fits, and streams ``right`` past it by
 TMA, so that the bytes read through L2 are those of x once and of ``right`` once per 64 tokens. Two
-consumer warp groups keep one fp32 accumulator per output block in registers. They take turns: while
-the tensor cores compute one group's products, the other mixes its own on the ordinary cores.
+consumer warp groups keep one fp32 accumulator per output block in registers. While the tensor
+cores compute the product with block j + 1, a group mixes the one with block j on the ordinary
+cores.
+
+z is written as the registers hold it, token by token along a row of rank, in an order of tokens
+(``stored_token``) that the second kernel undoes: each thread stores 16 bytes at once.
 """
 
 # Gluon gives a kernel's parameters their types at launch.
@@ -100,20 +104,35 @@ def _constraints(inputs):
     return "=f" + ",f" * inputs
 
 
+@gluon.jit
+def stored_token(position, GROUP: gl.constexpr):
+    """The token of a group that is stored at ``position`` (an int tensor in [0, GROUP)).
+
+    A thread of the tensor cores' layout holds tokens 8n + 2c and 8n + 2c + 1 for every n, where c
+    is its lane modulo 4; its tokens are stored next to each other.
+    """
+    share: gl.constexpr = GROUP // 4
+    return (position % share) // 2 * 8 + position // share * 2 + position % 2
+
+
 @gluon.constexpr_function
 def _stored(tokens):
-    """Layout (64 rank, tokens) in which a thread holds eight ranks of a token, 16 bytes.
-
-    Every value stays in the warp that computed it, so that changing to it needs no barrier.
-    """
-    registers = [[1, 0], [2, 0], [4, 0], [0, 16], [0, 32]]
+    """Layout (64 rank, tokens) of the accumulators with tokens in the order they are stored."""
+    lanes = tokens // 4
     return gl.DistributedLinearLayout(
-        reg_bases=registers[: 4 if tokens == 32 else 5],
-        lane_bases=[[8, 0], [0, 1], [0, 2], [0, 4], [0, 8]],
+        reg_bases=[[0, 1 << n] for n in range((lanes).bit_length() - 1)] + [[8, 0]],
+        lane_bases=[[0, lanes], [0, 2 * lanes], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
         shape=[64, tokens],
     )
+
+
+@gluon.jit
+def _in_stored_order(z, TOKENS: gl.constexpr):
+    """``z (64, tokens)`` with its columns in the order that they are stored; moves no data."""
+    z = z.reshape((TILE_RANK, TOKENS // 8, 4, 2)).permute((0, 2, 1, 3))
+    return gl.convert_layout(z.reshape((TILE_RANK, TOKENS)), _stored(TOKENS), assert_trivial=True)
 
 
 @gluon.jit
@@ -277,10 +296,73 @@ def _add(accs, scales, product, ACCUMULATORS: gl.constexpr):
 
 
 @gluon.jit
-def _free(empty, step, STEPS: gl.constexpr, STAGES: gl.constexpr):
-    """Gives the stages of one product back to the producer."""
-    for k in gl.static_range(STEPS):
-        mbarrier.arrive(empty.index((step + k) % STAGES), count=1)
+def _mix_run(
+    accs,
+    row,
+    inside,
+    x_smem,
+    right_smem,
+    x_ready,
+    ready,
+    empty,
+    step,
+    first_j,
+    first_block,
+    consumer: gl.constexpr,
+    COUNT: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    RANK: gl.constexpr,
+    STEPS: gl.constexpr,
+    ACCUMULATORS: gl.constexpr,
+    STAGES: gl.constexpr,
+    RESIDENT: gl.constexpr,
+    SPLIT_RANK: gl.constexpr,
+):
+    """Mixes blocks ``first_j`` to ``first_j + COUNT``, each while the next one is computed."""
+    scales = _scales(row, inside, first_j, first_block, BLOCKS, RANK, ACCUMULATORS)
+    current = _multiply(
+        accs,
+        x_smem,
+        right_smem,
+        x_ready,
+        ready,
+        step,
+        first_j,
+        consumer,
+        STEPS,
+        STAGES,
+        RESIDENT,
+        SPLIT_RANK,
+        ACCUMULATORS,
+    )
+    for n in gl.static_range(COUNT):
+        if n + 1 < COUNT:
+            following = _multiply(
+                accs,
+                x_smem,
+                right_smem,
+                x_ready,
+                ready,
+                step + (n + 1) * STEPS,
+                first_j + n + 1,
+                consumer,
+                STEPS,
+                STAGES,
+                RESIDENT,
+                SPLIT_RANK,
+                ACCUMULATORS,
+            )
+            later = _scales(row, inside, first_j + n + 1, first_block, BLOCKS, RANK, ACCUMULATORS)
+            done = warpgroup_mma_wait(STEPS, deps=(current,))
+        else:
+            done = warpgroup_mma_wait(0, deps=(current,))
+        for k in gl.static_range(STEPS):
+            mbarrier.arrive(empty.index((step + n * STEPS + k) % STAGES), count=1)
+        accs = _add(accs, scales, done, ACCUMULATORS)
+        if n + 1 < COUNT:
+            current = following
+            scales = later
+    return accs
 
 
 @gluon.jit
@@ -292,7 +374,6 @@ def _mix(
     x_ready,
     ready,
     empty,
-    order,
     token,
     first_tile,
     tiles,
@@ -305,6 +386,7 @@ def _mix(
     ACCUMULATORS: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    UNROLL: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
     LATE_WAIT: gl.constexpr,
@@ -323,10 +405,7 @@ def _mix(
         rank_from = first_tile * rank_step + consumer * TILE_RANK
     else:
         z_token += consumer * TOKENS
-    z_row = z_ptr + (first_block * z_block + z_token).to(gl.int64) * RANK
-    z_row = gl.expand_dims(z_row, 0)
     step = 0
-    turn = 0
     for tile in range(tiles):
         rank = rank_from + tile * rank_step + offs_r
         inside = rank < RANK
@@ -335,76 +414,55 @@ def _mix(
         for _ in gl.static_range(ACCUMULATORS):
             accs = accs + (gl.zeros((TILE_RANK, TOKENS), gl.float32, layout),)  # noqa: RUF005
         if 2 * STEPS <= STAGES:
-            # Two products a turn: the second is computed while the first is mixed. Nothing is in
-            # flight from turn to turn, since the assembler would serialise that.
-            for pair in range(BLOCKS // 2):
-                j = 2 * pair
-                scales = _scales(row, inside, j, first_block, BLOCKS, RANK, ACCUMULATORS)
-                scales_odd = _scales(row, inside, j + 1, first_block, BLOCKS, RANK, ACCUMULATORS)
-                mbarrier.wait(order.index(consumer), (turn & 1) ^ (1 - consumer))
-                even = _multiply(
+            # Nothing is in flight from run to run: the assembler would serialise that.
+            for turn in range(BLOCKS // UNROLL):
+                accs = _mix_run(
                     accs,
+                    row,
+                    inside,
                     x_smem,
                     right_smem,
                     x_ready,
                     ready,
+                    empty,
                     step,
-                    j,
+                    turn * UNROLL,
+                    first_block,
                     consumer,
+                    UNROLL,
+                    BLOCKS,
+                    RANK,
                     STEPS,
+                    ACCUMULATORS,
                     STAGES,
                     RESIDENT,
                     SPLIT_RANK,
-                    ACCUMULATORS,
                 )
-                odd = _multiply(
+                step += UNROLL * STEPS
+            if BLOCKS % UNROLL > 0:
+                accs = _mix_run(
                     accs,
+                    row,
+                    inside,
                     x_smem,
                     right_smem,
                     x_ready,
                     ready,
-                    step + STEPS,
-                    j + 1,
-                    consumer,
-                    STEPS,
-                    STAGES,
-                    RESIDENT,
-                    SPLIT_RANK,
-                    ACCUMULATORS,
-                )
-                done_even = warpgroup_mma_wait(STEPS, deps=(even,))
-                mbarrier.arrive(order.index(1 - consumer), count=1)
-                _free(empty, step, STEPS, STAGES)
-                accs = _add(accs, scales, done_even, ACCUMULATORS)
-                done_odd = warpgroup_mma_wait(0, deps=(odd,))
-                _free(empty, step + STEPS, STEPS, STAGES)
-                accs = _add(accs, scales_odd, done_odd, ACCUMULATORS)
-                step += 2 * STEPS
-                turn += 1
-            if BLOCKS % 2 == 1:
-                scales = _scales(row, inside, BLOCKS - 1, first_block, BLOCKS, RANK, ACCUMULATORS)
-                mbarrier.wait(order.index(consumer), (turn & 1) ^ (1 - consumer))
-                even = _multiply(
-                    accs,
-                    x_smem,
-                    right_smem,
-                    x_ready,
-                    ready,
+                    empty,
                     step,
-                    BLOCKS - 1,
+                    BLOCKS - BLOCKS % UNROLL,
+                    first_block,
                     consumer,
+                    BLOCKS % UNROLL,
+                    BLOCKS,
+                    RANK,
                     STEPS,
+                    ACCUMULATORS,
                     STAGES,
                     RESIDENT,
                     SPLIT_RANK,
-                    ACCUMULATORS,
                 )
-                done_even = warpgroup_mma_wait(0, deps=(even,))
-                mbarrier.arrive(order.index(1 - consumer), count=1)
-                _free(empty, step, STEPS, STAGES)
-                accs = _add(accs, scales, done_even, ACCUMULATORS)
-                step += STEPS
-                turn += 1
+                step += (BLOCKS % UNROLL) * STEPS
         else:
             for j in range(BLOCKS):
                 scales = _scales(row, inside, j, first_block, BLOCKS, RANK, ACCUMULATORS)
@@ -429,10 +487,11 @@ def _mix(
         if LATE_WAIT:
             grid_wait()
         column = rank_from + tile * rank_step + z_rank
-        z_at = z_row + gl.expand_dims(column, 1)
+        z_row = z_ptr + (first_block * RANK + column).to(gl.int64) * z_block
+        z_at = gl.expand_dims(z_row, 1) + gl.expand_dims(z_token, 0)
         mask = gl.expand_dims(column < RANK, 1)
         for i in gl.static_range(ACCUMULATORS):
-            z = gl.convert_layout(accs[i].to(z_ptr.dtype.element_ty), stored)
+            z = _in_stored_order(accs[i].to(z_ptr.dtype.element_ty), TOKENS)
             if BLOCKS % ACCUMULATORS == 0:
                 gl.store(z_at, z, mask=mask)
             else:
@@ -444,7 +503,7 @@ def _mix(
 def hopper_mix_kernel(
     x_desc,  # (tokens, BLOCKS * P), blocks of (64 if SPLIT_RANK else 32, BLOCK_K)
     right_desc,  # (BLOCKS * RANK, P), blocks of (64, BLOCK_K)
-    z_ptr,  # (BLOCKS, z_block, RANK), contiguous
+    z_ptr,  # (BLOCKS, RANK, z_block), contiguous; tokens in the order of stored_token
     coupling_ptr,  # (BLOCKS, BLOCKS, RANK), contiguous
     z_block,  # tokens of z, a multiple of 64
     BLOCKS: gl.constexpr,
@@ -454,11 +513,12 @@ def hopper_mix_kernel(
     TILES: gl.constexpr,  # rank tiles of a program
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    UNROLL: gl.constexpr,  # blocks mixed without a pause of the tensor cores
     RESIDENT: gl.constexpr,  # x stays in shared memory
     SPLIT_RANK: gl.constexpr,  # the consumers share tokens and split the rank, or the other way
     LATE_WAIT: gl.constexpr,
 ):
-    """``z[i, t, :] = sum_j coupling[i, j, :] * (right[j] @ x[t, j*P : (j + 1)*P])``."""
+    """``z[i, :, t] = sum_j coupling[i, j, :] * (right[j] @ x[t, j*P : (j + 1)*P])``."""
     tile_rank: gl.constexpr = TILE_RANK * CONSUMERS if SPLIT_RANK else TILE_RANK
     all_tiles: gl.constexpr = (RANK + tile_rank - 1) // tile_rank
     shares: gl.constexpr = (all_tiles + TILES - 1) // TILES
@@ -481,14 +541,11 @@ def hopper_mix_kernel(
     x_ready = gl.allocate_shared_memory(gl.int64, [x_tiles, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    order = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
     for n in gl.static_range(x_tiles):
         mbarrier.init(x_ready.index(n), count=1)
     for n in gl.static_range(STAGES):
         mbarrier.init(ready.index(n), count=1)
         mbarrier.init(empty.index(n), count=CONSUMERS)
-    for n in gl.static_range(CONSUMERS):
-        mbarrier.init(order.index(n), count=1)
     if not LATE_WAIT:
         grid_wait()
     grid_launch_dependents()
@@ -504,7 +561,6 @@ def hopper_mix_kernel(
                     x_ready,
                     ready,
                     empty,
-                    order,
                     token,
                     first_tile,
                     tiles,
@@ -517,6 +573,7 @@ def hopper_mix_kernel(
                     ACCUMULATORS,
                     BLOCK_K,
                     STAGES,
+                    UNROLL,
                     RESIDENT,
                     SPLIT_RANK,
                     LATE_WAIT,
@@ -532,7 +589,6 @@ def hopper_mix_kernel(
                     x_ready,
                     ready,
                     empty,
-                    order,
                     token,
                     first_tile,
                     tiles,
@@ -545,6 +601,7 @@ def hopper_mix_kernel(
                     ACCUMULATORS,
                     BLOCK_K,
                     STAGES,
+                    UNROLL,
                     RESIDENT,
                     SPLIT_RANK,
                     LATE_WAIT,

@@ -20,8 +20,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
+from blr_kernels.ops.hopper_mix import stored_token
 
-BLOCK_K = gl.constexpr(64)
+# Products that the tensor cores are given ahead of the one that is waited for.
+AHEAD = gl.constexpr(2)
 
 
 @gluon.jit
@@ -62,40 +64,45 @@ def _load(
     last,
     tiles,
     column,
-    a_block,
     N: gl.constexpr,
     K: gl.constexpr,
     BLOCK_T: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The producer: one warp that issues every TMA load."""
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     item: gl.constexpr = a_desc.dtype.primitive_bitwidth // 8
     step = 0
-    turn = 0
-    batch = -1
+    batch = first // tiles
+    tile = first % tiles
+    fresh = 0
     for unit in range(first, last):
-        if unit // tiles != batch:
-            batch = unit // tiles
-            mbarrier.wait(w_empty, (turn & 1) ^ 1)
+        if (tile == 0) | (unit == first):
+            mbarrier.wait(w_empty, (fresh & 1) ^ 1)
             mbarrier.expect(w_ready, BLOCK_N * steps * BLOCK_K * item)
             for k in gl.static_range(steps):
                 tma.async_copy_global_to_shared(
                     w_desc, [batch * N + column, k * BLOCK_K], w_ready, w_smem.index(k)
                 )
-            if turn == 0:
+            if fresh == 0:
                 # The weight was there before the kernel that writes a.
                 grid_wait()
-            turn += 1
-        row = batch * a_block + (unit % tiles) * BLOCK_T
+            fresh += 1
         for k in range(steps):
             stage = step % STAGES
             mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
             bar = ready.index(stage)
             mbarrier.expect(bar, BLOCK_T * BLOCK_K * item)
-            tma.async_copy_global_to_shared(a_desc, [row, k * BLOCK_K], bar, a_smem.index(stage))
+            tma.async_copy_global_to_shared(
+                a_desc, [batch * K + k * BLOCK_K, tile * BLOCK_T], bar, a_smem.index(stage)
+            )
             step += 1
+        tile += 1
+        if tile == tiles:
+            tile = 0
+            batch += 1
 
 
 @gluon.constexpr_function
@@ -140,8 +147,10 @@ def _multiply(
     K: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    GROUP: gl.constexpr,
     BLOCK_T: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """A consumer warp group: every second token tile of this program."""
@@ -149,18 +158,22 @@ def _multiply(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
     stored: gl.constexpr = _stored(BLOCK_T, BLOCK_N)
-    offs_t = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
+    position = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
+    offs_t = position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
     offs_out = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, stored))
-    slabs = 0
-    batch = -1
+    bias = gl.zeros((BLOCK_N,), gl.float32, gl.SliceLayout(0, layout))
+    batch = first // tiles
+    tile = first % tiles
+    fresh = 0
     grid_wait()
     for unit in range(first, last):
-        if unit // tiles != batch:
-            if slabs > 0:
+        if (tile == 0) | (unit == first):
+            if fresh > 0:
                 mbarrier.arrive(w_empty, count=1)
-            batch = unit // tiles
-            mbarrier.wait(w_ready, slabs & 1)
-            slabs += 1
+            if HAS_BIAS:
+                bias = gl.load(bias_ptr + batch * N + column + offs_n).to(gl.float32)
+            mbarrier.wait(w_ready, fresh & 1)
+            fresh += 1
         if (unit - first) % 2 == consumer:
             # The other group has then issued its products: it is in no stage that this one waits
             # for, whose parity would otherwise not tell one round of the ring from the next.
@@ -168,50 +181,60 @@ def _multiply(
             mbarrier.wait(order.index(consumer), (turn & 1) ^ (1 - consumer))
             step = (unit - first) * steps
             sums = warpgroup_mma_init(gl.zeros((BLOCK_T, BLOCK_N), gl.float32, layout))
-            for k in range(steps):
+            for k in gl.static_range(steps):
                 stage = (step + k) % STAGES
                 mbarrier.wait(ready.index(stage), ((step + k) // STAGES) & 1)
                 sums = warpgroup_mma(
-                    a_smem.index(stage), w_smem.index(k).permute((1, 0)), sums, is_async=True
+                    a_smem.index(stage).permute((1, 0)),
+                    w_smem.index(k).permute((1, 0)),
+                    sums,
+                    is_async=True,
                 )
-                sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(sums,)))
-                if k > 0:
-                    mbarrier.arrive(empty.index((step + k - 1) % STAGES), count=1)
-            mbarrier.arrive(order.index(1 - consumer), count=1)
+                if k == steps - 1:
+                    mbarrier.arrive(order.index(1 - consumer), count=1)
+                if k >= AHEAD:
+                    sums = warpgroup_mma_init(warpgroup_mma_wait(AHEAD, deps=(sums,)))
+                    mbarrier.arrive(empty.index((step + k - AHEAD) % STAGES), count=1)
             acc = warpgroup_mma_wait(0, deps=(sums,))
-            mbarrier.arrive(empty.index((step + steps - 1) % STAGES), count=1)
+            for k in gl.static_range(steps):
+                if k + AHEAD >= steps:
+                    mbarrier.arrive(empty.index((step + k) % STAGES), count=1)
             if HAS_BIAS:
-                bias = gl.load(bias_ptr + batch * N + column + offs_n)
-                acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
+                acc = acc + gl.expand_dims(bias, 0)
             acc = _activate(acc, ACTIVATION)
             y = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), stored)
-            token = (unit % tiles) * BLOCK_T + offs_t
+            token = tile * BLOCK_T + offs_t
             out_row = out_ptr + batch * N + token.to(gl.int64) * (BATCH * N)
             gl.store(
                 gl.expand_dims(out_row, 1) + gl.expand_dims(offs_out, 0),
                 y,
                 mask=gl.expand_dims(token < tokens, 1),
             )
+        tile += 1
+        if tile == tiles:
+            tile = 0
+            batch += 1
 
 
 @gluon.jit(do_not_specialize=["tokens"])
 def hopper_product_kernel(
-    a_desc,  # (batch * a_block, K), blocks of (BLOCK_T, 64)
-    w_desc,  # (batch * N, K), blocks of (BLOCK_N, 64)
+    a_desc,  # (batch * K, a_block), blocks of (BLOCK_K, BLOCK_T); tokens as hopper_mix stores
+    w_desc,  # (batch * N, K), blocks of (BLOCK_N, BLOCK_K)
     out_ptr,  # (tokens, batch * N), contiguous
     bias_ptr,  # (batch * N,); unused unless HAS_BIAS
     tokens,
-    a_block,  # rows of a in a batch, at least ``tokens``
     BATCH: gl.constexpr,
     N: gl.constexpr,
     K: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    GROUP: gl.constexpr,  # tokens in a group of stored_token
     BLOCK_T: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """``out[t, i*N + n] = act(sum_k a[i, t, k] * w[i, n, k] + bias[i*N + n])``.
+    """``out[t, i*N + n] = act(sum_k a[i, k, t] * w[i, n, k] + bias[i*N + n])``.
 
     N is a multiple of BLOCK_N. The programs of the N / BLOCK_N slabs of a batch form a group and
     walk the same tokens at the same time, so that memory is read once for all of them. The groups
@@ -227,7 +250,7 @@ def hopper_product_kernel(
     first = (group * units) // groups
     last = ((group + 1) * units) // groups
 
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_T, BLOCK_K], a_desc.layout)
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_K, BLOCK_T], a_desc.layout)
     w_smem = gl.allocate_shared_memory(w_desc.dtype, [steps, BLOCK_N, BLOCK_K], w_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -267,8 +290,10 @@ def hopper_product_kernel(
                     K,
                     HAS_BIAS,
                     ACTIVATION,
+                    GROUP,
                     BLOCK_T,
                     BLOCK_N,
+                    BLOCK_K,
                     STAGES,
                 ),
             ),
@@ -295,8 +320,10 @@ def hopper_product_kernel(
                     K,
                     HAS_BIAS,
                     ACTIVATION,
+                    GROUP,
                     BLOCK_T,
                     BLOCK_N,
+                    BLOCK_K,
                     STAGES,
                 ),
             ),
@@ -315,15 +342,15 @@ def hopper_product_kernel(
                     last,
                     tiles,
                     column,
-                    a_block,
                     N,
                     K,
                     BLOCK_T,
                     BLOCK_N,
+                    BLOCK_K,
                     STAGES,
                 ),
             ),
         ],
         [4, 1],
-        [216, 24],
+        [240, 24],
     )
