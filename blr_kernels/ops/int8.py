@@ -115,7 +115,9 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     largest = x.abs().amax(-1, keepdim=True).clamp(min=LEAST)
     finite = largest.isfinite()
-    integers = torch.round(torch.where(finite, x, 0.0) * (127.0 / largest)).to(torch.int8)
+    # A number divided by a tensor would be a product with the reciprocal, rounded twice.
+    inverse = torch.full_like(largest, 127.0) / largest
+    integers = torch.round(torch.where(finite, x, 0.0) * inverse).to(torch.int8)
     scale = torch.where(finite, largest * (1 / 127), torch.nan)
     return integers, scale.squeeze(-1)
 

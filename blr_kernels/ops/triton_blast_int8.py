@@ -374,6 +374,7 @@ def launch_rows(x: Tensor, scratch: Scratch, config: Config) -> None:
         BLOCK=block,
         EARLY=bool(config["early"]),
         num_warps=4 if rows * block <= 4096 else 8,
+        num_stages=1,
     )
 
 
