@@ -19,7 +19,8 @@ from blr_kernels.ops.checks import (
     check_shape,
     check_tensors,
 )
-from blr_kernels.ops.paths import Call, limits_of
+from blr_kernels.ops.choice import choose
+from blr_kernels.ops.paths import call_of, execute, output_like, rows_of
 from blr_kernels.ops.triton_config import accumulators
 from blr_kernels.reference import Activation, activate
 
@@ -53,32 +54,15 @@ def _run(
     bias: Tensor | None,
     activation: Activation | None,
 ) -> Tensor:
-    from blr_kernels.ops import triton_blast_int8
-    from blr_kernels.ops.triton_product import rows_of
-
-    blocks, rows, rank = left.shape
-    out = x.new_empty((*x.shape[:-1], blocks * rows))
+    out = output_like(x, left)
     if out.numel() == 0:
         return out
-    x2 = rows_of(x)
-    call = Call(
-        "blast_int8",
-        x2.shape[0],
-        x2.shape[1],
-        blocks * rows,
-        blocks,
-        rank,
-        x.dtype,
-        limits_of(x.device),
-    )
-    reason = triton_blast_int8.why_not(call)
-    if reason:
-        raise RuntimeError(f"Backend.TRITON cannot run: {reason}")
-    factors = tuple(t.contiguous() for t in (left, left_scale, coupling, right))
-    bias = None if bias is None else bias.contiguous()
-    y2 = out.view(x2.shape[0], blocks * rows)
-    config = triton_blast_int8.default_config(call)
-    triton_blast_int8.run(call, x2, factors, bias, activation, y2, config)
+    rows = rows_of(x)
+    call = call_of("blast_int8", rows, left)
+    choice = choose(call)
+    factors = left, left_scale, coupling, right
+    y = out.view(call.tokens, call.out_features)
+    execute(choice.path, call, rows, factors, bias, activation, y, choice.config)
     return out
 
 
@@ -92,7 +76,7 @@ def _fake(
     bias: Tensor | None,
     activation: Activation | None,
 ) -> Tensor:
-    return x.new_empty((*x.shape[:-1], left.shape[0] * left.shape[1]))
+    return output_like(x, left)
 
 
 def _backward(ctx: object, grad: Tensor) -> tuple[Tensor | None, ...]:

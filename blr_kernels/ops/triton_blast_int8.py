@@ -12,9 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blr_kernels.ops.backend import TRITON_DTYPES
 from blr_kernels.ops.int8 import LEAST as _LEAST
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_config import SCRATCH_BYTES, accumulators
+from blr_kernels.ops.triton_config import accumulators, smaller_chunks, tokens_per_chunk
 from blr_kernels.ops.triton_product import activate
 from blr_kernels.reference import Activation
 
@@ -22,6 +23,7 @@ LEAST = tl.constexpr(_LEAST)
 
 _LARGE_TOKENS = 1024
 _SMALL_TOKENS = 16
+_DEPENDENT = (9, 0)
 
 
 @triton.jit
@@ -245,24 +247,15 @@ def _row_bytes(rank: int) -> int:
     return -(-rank // 16) * 16
 
 
-def tokens_per_chunk(call: Call, config: Config) -> int:
-    """Tokens to walk at once: all scratch stays within 64 MiB, and chunks are about equal."""
+def bytes_per_token(call: Call, config: Config) -> int:
+    """Scratch of all kinds that a token takes."""
     tiles, groups = _tiles_and_groups(call, config)
-    per_token = call.in_features + 4 + call.blocks * _row_bytes(call.rank) + 4 * groups * tiles
-    most = max(1, SCRATCH_BYTES // per_token)
-    if config.get("chunk"):
-        most = min(most, config["chunk"])
-    if most >= call.tokens:
-        return call.tokens
-    if most < 256:
-        return most
-    chunks = -(-call.tokens // (most - most % 128))
-    return -(-call.tokens // (chunks * 128)) * 128
+    return call.in_features + 4 + call.blocks * _row_bytes(call.rank) + 4 * groups * tiles
 
 
 def why_not(call: Call) -> str:
     """The reason why the kernels cannot take ``call``, "" if they can."""
-    if call.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if call.dtype not in TRITON_DTYPES:
         return f"int8 BLAST takes float16, bfloat16 and float32, got {call.dtype}"
     major, minor = call.device.capability
     if (0, 0) < (major, minor) < (8, 0):
@@ -273,60 +266,58 @@ def why_not(call: Call) -> str:
 def default_config(call: Call) -> Config:
     """Launch sizes that fit any device: stages by its shared memory, tiles by registers."""
     small, large = call.tokens <= _SMALL_TOKENS, call.tokens > _LARGE_TOKENS
-    mix_rank = _power_of_two(call.rank, 32, 64)
+    mix_rows = _power_of_two(call.rank, 32, 64)
     mix_tokens = 16 if small else 64 if large else 32
     mix_inner = _power_of_two(call.p, 32, 256)
     if call.p > 256:
         mix_inner = 128
-    out_tokens = 16 if small else 128 if large else 64
-    out_rows = _power_of_two(call.q, 32, 128 if large else 64)
+    product_tokens = 16 if small else 128 if large else 64
+    product_rows = _power_of_two(call.q, 32, 128 if large else 64)
     shared = call.device.shared_bytes
-    mix_stage = (mix_rank + mix_tokens) * mix_inner
-    out_stage = (out_tokens + out_rows) * mix_rank
+    mix_stage = (mix_rows + mix_tokens) * mix_inner
+    out_stage = (product_tokens + product_rows) * mix_rows
     return {
-        "group": accumulators(call.blocks),
+        "mix_outputs": accumulators(call.blocks),
         "mix_fp16": 1,
-        "mix_rank": mix_rank,
+        "mix_rows": mix_rows,
         "mix_tokens": mix_tokens,
         "mix_inner": mix_inner,
-        "mix_warps": 8 if mix_tokens == 64 and mix_rank == 64 else 4,
+        "mix_warps": 8 if mix_tokens == 64 and mix_rows == 64 else 4,
         "mix_stages": max(1, min(3, shared // mix_stage)),
-        "out_tokens": out_tokens,
-        "out_rows": out_rows,
-        "out_warps": 8 if out_tokens * out_rows > 64 * 128 else 4,
-        "out_stages": max(1, min(4, shared // out_stage)),
+        "product_tokens": product_tokens,
+        "product_rows": product_rows,
+        "product_warps": 8 if product_tokens * product_rows > 64 * 128 else 4,
+        "product_stages": max(1, min(4, shared // out_stage)),
         "early": 0,
         "chunk": 0,
     }
 
 
 def candidates(call: Call) -> list[Config]:
-    """Launch sizes worth timing."""
+    """Each differs from the default in one of its parts: mixing, product, launch or chunk."""
     default = default_config(call)
     shared = call.device.shared_bytes
     found = [default]
-    mixes = [(64, 64, 8), (64, 32, 4), (128, 32, 8), (64, 16, 4)]
-    outs = [(128, 128, 8), (128, 64, 4), (64, 64, 4)]
-    for mix_rank, mix_tokens, mix_warps in mixes:
-        for out_tokens, out_rows, out_warps in outs:
-            stage = (mix_rank + mix_tokens) * default["mix_inner"]
-            out_stage = (out_tokens + out_rows) * mix_rank
-            if mix_rank >= 2 * call.rank or max(stage, out_stage) > shared:
-                continue
-            config = {
-                **default,
-                "mix_rank": mix_rank,
-                "mix_tokens": mix_tokens,
-                "mix_warps": mix_warps,
-                "mix_stages": min(3, shared // stage),
-                "out_tokens": out_tokens,
-                "out_rows": out_rows,
-                "out_warps": out_warps,
-                "out_stages": min(4, shared // out_stage),
-            }
-            if config not in found:
-                found.append(config)
-    return found[:12]
+    for rows, tokens, warps in ((64, 64, 8), (64, 32, 4), (128, 64, 8), (128, 32, 8), (64, 16, 4)):
+        stage = (rows + tokens) * default["mix_inner"]
+        of_product = (default["product_rows"] + default["product_tokens"]) * rows
+        too_large = max(stage, of_product * default["product_stages"]) > shared
+        if rows >= 2 * call.rank or too_large:
+            continue
+        mix = {"mix_rows": rows, "mix_tokens": tokens, "mix_warps": warps}
+        found.append({**default, **mix, "mix_stages": min(3, shared // stage)})
+    for tokens, rows, warps in ((128, 128, 8), (128, 64, 4), (64, 128, 4), (64, 64, 4)):
+        stage = (rows + tokens) * default["mix_rows"]
+        if stage > shared:
+            continue
+        product = {"product_rows": rows, "product_tokens": tokens, "product_warps": warps}
+        found.append({**default, **product, "product_stages": min(4, shared // stage)})
+    if call.device.capability >= _DEPENDENT:
+        found.append({**default, "early": 1})
+    per_token = bytes_per_token(call, default)
+    for chunk in smaller_chunks(call.tokens, per_token, call.device.l2_bytes)[:1]:
+        found.append({**default, "chunk": chunk})
+    return [config for i, config in enumerate(found) if config not in found[:i]]
 
 
 @dataclass(frozen=True)
@@ -347,8 +338,8 @@ class Scratch:
 
 
 def make_scratch(call: Call, config: Config, device: torch.device) -> Scratch:
-    """Room for ``tokens_per_chunk`` tokens; together at most 64 MiB."""
-    chunk = tokens_per_chunk(call, config)
+    """Room for as many tokens as are walked at once; together at most 64 MiB."""
+    chunk = tokens_per_chunk(call.tokens, bytes_per_token(call, config), config["chunk"])
     tiles, groups = _tiles_and_groups(call, config)
     return Scratch(
         torch.empty((chunk, call.in_features), dtype=torch.int8, device=device),
@@ -396,9 +387,9 @@ def launch_mix(
         BLOCKS=call.blocks,
         RANK=call.rank,
         P=call.p,
-        ACCUMULATORS=config["group"],
+        ACCUMULATORS=config["mix_outputs"],
         SHIFT=fp16_shift(call.p) if config["mix_fp16"] else 0,
-        BLOCK_R=config["mix_rank"],
+        BLOCK_R=config["mix_rows"],
         BLOCK_T=config["mix_tokens"],
         BLOCK_K=config["mix_inner"],
         EARLY=bool(config["early"]),
@@ -422,7 +413,9 @@ def launch_product(
     ``(tokens, b*q)``, contiguous.
     """
     tokens = out.shape[0]
-    tiles = triton.cdiv(tokens, config["out_tokens"]) * triton.cdiv(call.q, config["out_rows"])
+    tiles = triton.cdiv(tokens, config["product_tokens"]) * triton.cdiv(
+        call.q, config["product_rows"]
+    )
     int8_product_kernel[(tiles, call.blocks)](
         scratch.z,
         scratch.z_scale,
@@ -436,15 +429,15 @@ def launch_product(
         BLOCKS=call.blocks,
         RANK=call.rank,
         Q=call.q,
-        GROUP=config["group"],
+        GROUP=config["mix_outputs"],
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
-        BLOCK_T=config["out_tokens"],
-        BLOCK_N=config["out_rows"],
-        BLOCK_R=config["mix_rank"],
+        BLOCK_T=config["product_tokens"],
+        BLOCK_N=config["product_rows"],
+        BLOCK_R=config["mix_rows"],
         EARLY=bool(config["early"]),
-        num_warps=config["out_warps"],
-        num_stages=config["out_stages"],
+        num_warps=config["product_warps"],
+        num_stages=config["product_stages"],
         **_dependent(config),
     )
 
@@ -464,16 +457,15 @@ def run(
     left, left_scale, coupling, right = factors
     scratch = make_scratch(call, config, x.device)
     chunk = scratch.x.shape[0]
-    with torch.cuda.device_of(x):
-        for start in range(0, call.tokens, chunk):
-            x_part, out_part = x[start : start + chunk], out[start : start + chunk]
-            launch_rows(x_part, scratch, config)
-            launch_mix(call, x_part.shape[0], coupling, right, scratch, config)
-            launch_product(call, left, left_scale, bias, activation, out_part, scratch, config)
+    for start in range(0, call.tokens, chunk):
+        x_part, out_part = x[start : start + chunk], out[start : start + chunk]
+        launch_rows(x_part, scratch, config)
+        launch_mix(call, x_part.shape[0], coupling, right, scratch, config)
+        launch_product(call, left, left_scale, bias, activation, out_part, scratch, config)
 
 
 def _tiles_and_groups(call: Call, config: Config) -> tuple[int, int]:
-    return -(-call.rank // config["mix_rank"]), -(-call.blocks // config["group"])
+    return -(-call.rank // config["mix_rows"]), -(-call.blocks // config["mix_outputs"])
 
 
 def _dependent(config: Config) -> dict[str, bool]:
@@ -481,4 +473,4 @@ def _dependent(config: Config) -> dict[str, bool]:
     return {"launch_pdl": True} if config["early"] else {}
 
 
-PATH = Path("triton", "blast_int8", why_not, default_config, candidates, run)
+PATH = Path("triton", "blast_int8", why_not, default_config, candidates, run, separable=True)
