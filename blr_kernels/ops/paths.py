@@ -60,12 +60,12 @@ class Call:
     """One call of one layer: all that a choice of path or launch config may depend on.
 
     Attributes:
-        op: "blast", "monarch" or "low_rank".
+        op: "blast", "blast_int8", "monarch" or "low_rank".
         tokens: rows of x.
         in_features, out_features: of the layer, multiples of ``blocks``.
         blocks: b; 1 for low rank.
         rank: r.
-        dtype: of x, factors and output.
+        dtype: of x and output, and of the factors unless those are integers.
         device: limits of the device it runs on.
     """
 
@@ -147,6 +147,7 @@ _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("small", "few_paths.SMALL_BLAST"),
         ("triton", "triton_blast.PATH"),
     ),
+    "blast_int8": (("triton", "triton_blast_int8.PATH"),),
     "monarch": (("triton", "triton_monarch.PATH"),),
     "low_rank": (
         ("few", "few_paths.FEW_LOW_RANK"),

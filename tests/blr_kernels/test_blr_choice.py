@@ -318,13 +318,13 @@ def test_explain_of_a_library_path(
 
 def test_registered_paths() -> None:
     pytest.importorskip("triton")
-    for op in ("blast", "monarch", "low_rank"):
+    for op in ("blast", "blast_int8", "monarch", "low_rank"):
         names = [path.name for path in paths(op)]
         assert len(set(names)) == len(names)
         assert "triton" in names
         assert all(path.op == op for path in paths(op))
     assert [path.name for path in paths("low_rank") if path.library] == ["cublas"]
-    with pytest.raises(ValueError, match="op must be one of blast, monarch, low_rank, got 'x'"):
+    with pytest.raises(ValueError, match=r"op must be one of blast, .*low_rank, got 'x'"):
         paths("x")
 
 
@@ -339,6 +339,8 @@ def test_registered_paths() -> None:
         ("monarch", 768, 3072, 4, 128),
         ("low_rank", 3072, 768, 1, 128),
         ("blast", 22, 33, 11, 5),
+        ("blast_int8", 1152, 3456, 9, 384),
+        ("blast_int8", 22, 33, 11, 5),
     ],
 )
 def test_candidates_are_few_and_hold_the_default(
