@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -78,7 +78,7 @@ def _exact_products() -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-_TO_DENSE = {
+_TO_DENSE: dict[str, Callable[..., Tensor]] = {
     "dense": lambda weight: weight,
     "blast": reference.blast_to_dense,
     "monarch": reference.monarch_to_dense,

@@ -152,14 +152,14 @@ def _shown(value: float | None, form: str) -> str:
 
 
 HEADER = (
-    f"{'layer':13}{'tokens':>7}  {'structure':16}{'impl':15}{'us':>9}{'p10':>9}{'p90':>9}"
+    f"{'layer':13}{'tokens':>7}  {'structure':18}{'impl':15}{'us':>9}{'p10':>9}{'p90':>9}"
     f"{'rms':>9}{'max':>9}{'bound':>7}{'scratch':>9}{'x dense':>8}{'x ref':>7}"
 )
 
 
 def line(row: Row, ratios: Ratios) -> str:
     """A row of the table under ``HEADER``."""
-    start = f"{row.layer:13}{row.tokens:7}  {row.structure:16}{row.impl:15}"
+    start = f"{row.layer:13}{row.tokens:7}  {row.structure:18}{row.impl:15}"
     if row.error is not None:
         return f"{start} {row.error}"
     bound = "-" if row.percent_of_bound is None else f"{row.percent_of_bound:.0f}%"

@@ -98,14 +98,14 @@ def _scratch(run: Run, operands: Operands) -> int:
 
 def _measure(
     variant: Variant, sets: list[Operands], right: list[Tensor], replays: int
-) -> dict[str, float | int]:
+) -> dict[str, Any]:
     """The measured fields of a row; without a GPU, or with ``replays`` 0, only the errors.
 
     ``right`` are the exact outputs of the first set, without bias.
     """
     run = variant.build(sets)
     last = run(sets[0])
-    found: dict[str, float | int] = {}
+    found: dict[str, Any] = {}
     if sets[0].x.is_cuda:
         found["scratch_bytes"] = _scratch(run, sets[0])
         if replays:
