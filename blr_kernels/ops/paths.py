@@ -125,6 +125,8 @@ class Path:
         suits: whether it is likely to be faster than the paths behind it, as far as one can tell
             without timing it here.
         library: whether it calls PyTorch's library for the products instead of kernels of ours.
+        separable: whether sizes whose names differ before the first "_" are those of different
+            launches, so that a tuner may combine the best of each.
     """
 
     name: str
@@ -135,6 +137,7 @@ class Path:
     run: Run
     suits: Callable[[Call], bool] = _always
     library: bool = False
+    separable: bool = False
 
 
 _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {

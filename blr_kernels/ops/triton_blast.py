@@ -203,4 +203,4 @@ def _run(
         launch_product(z, left, y3[:, start:stop], product, bias=by_block, activation=activation)
 
 
-PATH = Path("triton", "blast", why_not, _default_config, _candidates, _run)
+PATH = Path("triton", "blast", why_not, _default_config, _candidates, _run, separable=True)

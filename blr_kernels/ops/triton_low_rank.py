@@ -67,4 +67,4 @@ def _run(
         )
 
 
-PATH = Path("triton", "low_rank", why_not, _default_config, _candidates, _run)
+PATH = Path("triton", "low_rank", why_not, _default_config, _candidates, _run, separable=True)

@@ -79,4 +79,4 @@ def _run(
         launch_product(h, left, y3[:, start:stop], second, bias=by_block, activation=activation)
 
 
-PATH = Path("triton", "monarch", why_not, _default_config, _candidates, _run)
+PATH = Path("triton", "monarch", why_not, _default_config, _candidates, _run, separable=True)

@@ -152,6 +152,8 @@ def parse(text: str, expected: Mapping[str, str | int], origin: str) -> dict[int
         }
         if entry.get("path") not in found:
             raise ValueError(f"{where}: path must be one of its paths, got {entry.get('path')!r}")
+        if entry.get("config") != found[entry["path"]].config:
+            raise ValueError(f"{where}: config must be the one of path {entry['path']}")
         entries[int(tokens)] = Entry(entry["path"], found, origin)
     return entries
 
