@@ -16,7 +16,10 @@ from blr_kernels.bench.cases import Case
 from blr_kernels.bench.operands import Operands
 from blr_kernels.ops import blast_linear, explain, low_rank_linear, monarch_linear
 from blr_kernels.ops import paths as ops_paths
+from blr_kernels.ops.int8 import blast_linear_int8
 from blr_kernels.ops.paths import Call, Config, call_of, run_path
+from blr_kernels.quantize import quantize_blast
+from blr_kernels.structures import Blast
 from blr_kernels.tuning import lookup
 
 Run = Callable[[Operands], list[Tensor]]
@@ -43,12 +46,14 @@ class Variant:
         build: makes the call from the sets of operands that it will get; this may take long.
         bias: whether it adds the bias.
         path: what it is in particular.
+        weight_bytes: of the weights it reads, where they are not those of the case.
     """
 
     impl: str
     build: Callable[[list[Operands]], Run]
     bias: bool = True
     path: str | None = None
+    weight_bytes: int | None = None
 
 
 def _each(function: Callable[..., Tensor]) -> Run:
@@ -89,6 +94,28 @@ def _ref(
         return run
 
     return build
+
+
+def _int8(sets: list[Operands]) -> Run:
+    layouts = {id(s): [quantize_blast(*factors) for factors in s.factors] for s in sets}
+
+    def run(operands: Operands) -> list[Tensor]:
+        return [
+            blast_linear_int8(operands.x, w.left, w.left_scale, w.coupling, w.right, bias)
+            for w, bias in zip(layouts[id(operands)], operands.biases, strict=True)
+        ]
+
+    return run
+
+
+def int8_variants(case: Case) -> list[Variant]:
+    """BLAST in 8-bit integers; none for another op."""
+    if not isinstance(case.structure, Blast):
+        return []
+    # quantize_blast makes int8 left and right, fp32 scales of rows and an fp16 coupling.
+    features = case.in_features + case.out_features
+    one = case.structure.rank * (features + 2 * case.structure.blocks**2) + 4 * case.out_features
+    return [Variant("int8", _int8, weight_bytes=case.copies * one)]
 
 
 def _path(path: ops_paths.Path, call: Call) -> Callable[[list[Operands]], Run]:
@@ -148,6 +175,7 @@ def variants(case: Case, first: Operands, *, compiled: bool, ref: Path | None) -
             # The path of that name makes the calls that were just measured.
             if path.name != "cublas" and not path.why_not(call):
                 yield Variant(path.name, _path(path, call))
+        yield from int8_variants(case)
     told = explain(
         case.structure, case.in_features, case.out_features,
         dtype=x.dtype, device=x.device, tokens=case.tokens,

@@ -14,13 +14,14 @@ from blr_expected import dense
 from typer.testing import CliRunner
 
 from app.__main__ import cli
-from blr_kernels.bench import peers
+from blr_kernels.bench import peers, variants
 from blr_kernels.bench.cases import LAYERS, Case, select
 from blr_kernels.bench.command import main
 from blr_kernels.bench.operands import SETS_BYTES, draw, errors, expected, set_count
 from blr_kernels.bench.report import Report, Row
 from blr_kernels.bench.runner import CHECK_METHOD, ceilings, measure_case, new_report
 from blr_kernels.bench.timing import time_calls
+from blr_kernels.quantize import quantize_blast
 from blr_kernels.structures import Blast, LowRank, Monarch, Structure
 
 CPU = torch.device("cpu")
@@ -165,14 +166,24 @@ def test_a_failing_variant_is_a_row_and_the_run_goes_on(monkeypatch: pytest.Monk
     def broken(*_: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("out of everything\nand a second line")
 
-    monkeypatch.setitem(
-        sys.modules["blr_kernels.bench.variants"].__dict__["_EAGER"], "blast", broken
-    )
+    monkeypatch.setitem(variants._EAGER, "blast", broken)
     rows = list(measure_case(TINY[1], CPU, torch.bfloat16, replays=0))
     assert [(row.impl, row.error) for row in rows] == [
         ("eager", "RuntimeError: out of everything"),
         ("auto", None),
     ]
+
+
+def test_int8_reads_what_the_quantiser_makes() -> None:
+    case = Case("tiny", Blast(3, 32), 96, 144, 5, copies=2)
+    operands = draw(case, CPU, torch.bfloat16)
+    (variant,) = [v for v in variants.int8_variants(case) if v.impl == "int8"]
+    assert variant.weight_bytes == sum(quantize_blast(*f).nbytes for f in operands.factors)
+    right = [y + b for y, b in zip(expected(case, operands), operands.biases, strict=True)]
+    rms, largest = errors(variant.build([operands])(operands), right)
+    assert 4e-3 < rms < 2e-2
+    assert largest < 2e-2
+    assert variants.int8_variants(TINY[2]) == []
 
 
 def test_impls_are_filtered() -> None:
