@@ -31,6 +31,7 @@ LARGEST_ERROR = {torch.float16: 2e-2, torch.bfloat16: 2e-2, torch.float32: 1e-3}
 _QUICK_REPLAYS = 5
 _REPLAYS = 15
 _FINALISTS = 3
+_MOST_SETS = 256
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,8 @@ def tune(
         RuntimeError: if a failure left the GPU unusable.
     """
     cost = case_of(call).cost(call.itemsize)
-    bench = _Bench(call, device, set_count(cost.bytes) if device.type == "cuda" else 1, timer)
+    sets = min(set_count(cost.bytes), _MOST_SETS) if device.type == "cuda" else 1
+    bench = _Bench(call, device, sets, timer)
     found: dict[str, Result] = {}
     for path in able(call, only):
         for trial in _search(path, bench):

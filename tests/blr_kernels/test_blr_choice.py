@@ -15,11 +15,12 @@ import torch
 from blr_expected import assert_close, call, dense, expected, factors_for
 from blr_tuned import GPU, fake_path, make_call, write_configs
 
-from blr_kernels import Backend, Blast, LowRank, Monarch, explain
+from blr_kernels import Backend, Blast, BLRLinear, LowRank, Monarch, explain
 from blr_kernels.ops import choice
 from blr_kernels.ops import paths as paths_module
 from blr_kernels.ops.choice import choose, why_not_others
-from blr_kernels.ops.paths import Call, Path, find_path, limits_of, paths, run_path
+from blr_kernels.ops.paths import Call, Path, call_of, find_path, limits_of, paths, run_path
+from blr_kernels.reference import ACTIVATIONS, activate
 from blr_kernels.tuning import lookup
 
 
@@ -388,6 +389,34 @@ def test_run_path(structure: Any, op: str, device: torch.device) -> None:
         run_path("warp", op, x, ordered)
     with pytest.raises(ValueError, match=r"'triton' cannot take this call of \w+: .*float64"):
         run_path("triton", op, x.double(), [f.double() for f in ordered])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("structure", "n_in", "n_out"),
+    [(Blast(9, 256), 1152, 4608), (Monarch(4, 128), 768, 3072), (LowRank(128), 3072, 768)],
+    ids=str,
+)
+def test_every_path_on_layers_of_the_paper(
+    structure: Any, n_in: int, n_out: int, dtype: torch.dtype, activation: Any
+) -> None:
+    """At its default config, with each activation, for few tokens and many."""
+    factors = factors_for(structure, n_in, n_out)
+    names = list(structure.parameter_shapes(n_in, n_out))
+    ordered = [factors[name].to("cuda", dtype) for name in names]
+    exact = BLRLinear.create(n_in, n_out, structure, dtype=torch.float64, device="cuda")
+    exact.load_factors_(dict(zip(names, ordered, strict=True)))
+    bias = torch.randn(n_out, device="cuda").to(dtype)
+    for tokens in (2, 197, 4096):
+        x = torch.randn(tokens, n_in, device="cuda").to(dtype)
+        wanted = activate(x.double() @ exact.to_dense().t() + bias.double(), activation)
+        asked = call_of(structure.kind, x, ordered[0])
+        for path in paths(structure.kind):
+            if not path.why_not(asked):
+                y = run_path(path.name, structure.kind, x, ordered, bias, activation)
+                assert_close(y, wanted)
 
 
 def test_run_path_in_chunks(device: torch.device) -> None:
