@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from blr_kernels.grouped import BLRGroup
     from blr_kernels.nn import (
         BlastLinear,
         BLRLinear,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         Backend,
         Explanation,
         blast_linear,
+        blast_linear_grouped,
         explain,
         low_rank_linear,
         monarch_linear,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
+    "BLRGroup": "grouped",
     "BLRLinear": "nn",
     "Backend": "ops",
     "Blast": "structures",
@@ -46,6 +49,7 @@ _MODULES = {
     "MonarchLinear": "nn",
     "Structure": "structures",
     "blast_linear": "ops",
+    "blast_linear_grouped": "ops",
     "explain": "ops",
     "low_rank_linear": "ops",
     "monarch_linear": "ops",
@@ -56,6 +60,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "BLRGroup",
     "BLRLinear",
     "Backend",
     "Blast",
@@ -67,6 +72,7 @@ __all__ = [
     "MonarchLinear",
     "Structure",
     "blast_linear",
+    "blast_linear_grouped",
     "explain",
     "low_rank_linear",
     "monarch_linear",

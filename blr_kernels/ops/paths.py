@@ -141,9 +141,17 @@ class Path:
 
 
 _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "blast": (("triton", "triton_blast.PATH"),),
+    "blast": (
+        ("few", "few_paths.FEW_BLAST"),
+        ("small", "few_paths.SMALL_BLAST"),
+        ("triton", "triton_blast.PATH"),
+    ),
     "monarch": (("triton", "triton_monarch.PATH"),),
-    "low_rank": (("cublas", "cublas_low_rank.PATH"), ("triton", "triton_low_rank.PATH")),
+    "low_rank": (
+        ("few", "few_paths.FEW_LOW_RANK"),
+        ("cublas", "cublas_low_rank.PATH"),
+        ("triton", "triton_low_rank.PATH"),
+    ),
 }
 """For each op the paths' names and where they are, in order of preference where nothing is tuned.
 
