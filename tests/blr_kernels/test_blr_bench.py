@@ -30,6 +30,7 @@ TINY = (
     Case("tiny", None, 24, 36, 5),
     Case("tiny", Blast(3, 8), 24, 36, 5),
     Case("tiny", Monarch(4, 8), 24, 36, 5, copies=2),
+    Case("tiny", Blast(3, 8), 24, 36, 5, copies=3),
     Case("tiny", LowRank(8), 24, 36, 5),
 )
 
@@ -111,14 +112,18 @@ def test_sets_of_operands_exceed_the_cache() -> None:
         assert set_count(size) * size > SETS_BYTES, case
 
 
-@pytest.mark.parametrize("case", TINY, ids=lambda case: case.op)
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.op}-{case.copies}")
 def test_expected_is_the_product_with_the_dense_weight(case: Case) -> None:
     operands = draw(case, CPU, torch.float32)
     assert operands.x.shape == (5, 24)
+    for name, factor in enumerate(operands.stacked):
+        torch.testing.assert_close(factor, torch.stack([f[name] for f in operands.factors]))
+    torch.testing.assert_close(operands.stacked_bias, torch.stack(operands.biases))
     found = expected(case, operands)
     assert len(found) == case.copies
     for y, factors, bias in zip(found, operands.factors, operands.biases, strict=True):
         assert bias.shape == (36,)
+        assert all(factor.is_contiguous() for factor in factors)
         torch.testing.assert_close(y, operands.x @ weight(case.structure, factors).T)
 
 
@@ -145,7 +150,7 @@ def test_timing_needs_calls_and_replays() -> None:
         time_calls([lambda: None], replays=1)
 
 
-@pytest.mark.parametrize("case", TINY, ids=lambda case: case.op)
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.op}-{case.copies}")
 def test_a_check_writes_errors_and_no_times(case: Case) -> None:
     rows = list(measure_case(case, CPU, torch.bfloat16, replays=0))
     names = {
@@ -189,6 +194,35 @@ def test_int8_reads_what_the_quantiser_makes() -> None:
 def test_impls_are_filtered() -> None:
     rows = list(measure_case(TINY[1], CPU, torch.bfloat16, replays=0, impls=["auto"]))
     assert [row.impl for row in rows] == ["auto"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", TINY, ids=lambda case: f"{case.op}-{case.copies}")
+def test_a_case_is_timed_on_a_gpu(case: Case) -> None:
+    """What it measures, not how long it takes."""
+    rows = list(measure_case(case, torch.device("cuda"), torch.bfloat16, replays=3))
+    assert rows[-1].impl == ("dense" if case.op == "dense" else "auto")
+    for row in rows:
+        assert row.error is None, row
+        assert 0 < (row.p10_us or 0) <= (row.median_us or 0) <= (row.p90_us or 0)
+        assert 0 < (row.rms or 0) < (2e-2 if row.impl == "int8" else 4e-3), row
+        assert (row.scratch_bytes or 0) <= 64 << 20
+
+
+@pytest.mark.gpu
+def test_the_figure_is_one_call_of_the_graph() -> None:
+    """Twice as many operand sets take as long a call; what a call returns is filled by replays."""
+    outputs: list[torch.Tensor] = []
+    x = torch.zeros(1 << 24, device="cuda")
+
+    def call() -> torch.Tensor:
+        outputs.append(x + 1)
+        return outputs[-1]
+
+    x.fill_(1)
+    one, four = time_calls([call]), time_calls([call] * 4)
+    assert one.median_us / 3 < four.median_us < one.median_us * 3
+    assert all(bool((y == 2).all()) for y in outputs)
 
 
 def test_a_report_says_what_it_was_taken_with() -> None:
