@@ -8,11 +8,12 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blr_kernels.bench.cases import OPS, Case, select
-from blr_kernels.bench.report import HEADER, Ratios, Report, Row, line
+from blr_kernels.bench.report import HEADER, Ratios, Report, Row, line, table
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,10 @@ def _words(text: str) -> list[str]:
 
 
 def _counts(text: str) -> list[int]:
-    return [int(word) for word in _words(text)]
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be whole numbers, got {text!r}") from None
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -113,7 +117,8 @@ def _part_of(cases: list[Case], part: str) -> list[Case]:
     return cases[int(index) :: int(count)]
 
 
-def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> Report:
+def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> tuple[Report, bool]:
+    """The report, and whether it came to its end."""
     cases = select(options.layers, options.tokens, options.ops, quick=options.quick)
     if options.replays < 2:
         raise ValueError(f"--replays must be at least 2, got {options.replays}")
@@ -131,8 +136,9 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> Report:
         _compile_ahead(arguments, options.jobs)
     replays = 0 if options.check_only or options.part is not None else options.replays
     method = METHOD.format(replays=replays) if replays else CHECK_METHOD
-    report = new_report(device, method, options.commit)
     rows: list[Row] = []
+    report = replace(new_report(device, method, options.commit), rows=rows)
+    finished = True
     print(HEADER, flush=True)
     try:
         for case in cases:
@@ -148,31 +154,43 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> Report:
             ):
                 rows.append(row)
                 print(line(row, Ratios(rows)), flush=True)
+            if options.part is None:
+                # A run that is cut short has measured something too.
+                _save(report, options.out)
     except RuntimeError as error:
-        # What was measured before is worth keeping.
         print(f"stopped: {error}", file=sys.stderr)
-    return Report(report.device, report.versions, report.commit, report.date, method, rows)
+        finished = False
+    return report, finished
+
+
+def _save(report: Report, out: Path | None) -> None:
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(report.to_json(), encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m blr_kernels.bench") -> int:
-    """Runs the command; returns its exit code, 2 for a mistake or a missing GPU."""
+    """Runs the command; returns its exit code: 2 for a mistake or no GPU, 1 if the GPU failed."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser(prog).parse_args(arguments)
+    finished = True
     try:
         if options.source is not None:
             report = Report.from_json(options.source.read_text(encoding="utf-8"))
+            print(table(report))
         else:
-            report = _measure(options, arguments)
+            report, finished = _measure(options, arguments)
     except (OSError, ValueError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
+    if options.part is not None:
+        return 0
+    _save(report, options.out)
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(report.to_json(), encoding="utf-8")
         print(f"wrote {options.out}")
     if options.plots is not None:
         from blr_kernels.bench.plot import write_plots
 
         for path in write_plots(report, options.plots):
             print(f"wrote {path}")
-    return 0
+    return 0 if finished else 1

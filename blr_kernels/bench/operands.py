@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,11 +28,15 @@ class Operands:
         x: ``(tokens, in)``.
         factors: of each copy, in the op's order; the one ``(out, in)`` weight of a dense layer.
         biases: ``(out)`` of each copy.
+        stacked: the same factors, all copies in one tensor each.
+        stacked_bias: ``(copies, out)``, the same biases.
     """
 
     x: Tensor
     factors: tuple[tuple[Tensor, ...], ...]
     biases: tuple[Tensor, ...]
+    stacked: tuple[Tensor, ...]
+    stacked_bias: Tensor
 
 
 def set_count(bytes_per_call: int) -> int:
@@ -59,12 +63,14 @@ def draw(case: Case, device: torch.device, dtype: torch.dtype) -> Operands:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
+    stacked = tuple(empty(case.copies, *shape).normal_(std=std) for shape in shapes)
+    bias = empty(case.copies, case.out_features).uniform_(-bound, bound)
     return Operands(
-        empty(case.tokens, case.in_features).normal_(),
-        tuple(
-            tuple(empty(*shape).normal_(std=std) for shape in shapes) for _ in range(case.copies)
-        ),
-        tuple(empty(case.out_features).uniform_(-bound, bound) for _ in range(case.copies)),
+        x=empty(case.tokens, case.in_features).normal_(),
+        factors=tuple(zip(*(factor.unbind() for factor in stacked), strict=True)),
+        biases=bias.unbind(),
+        stacked=stacked,
+        stacked_bias=bias,
     )
 
 
@@ -78,7 +84,7 @@ def _exact_products() -> Iterator[None]:
         torch.backends.cuda.matmul.fp32_precision = before
 
 
-_TO_DENSE = {
+_TO_DENSE: dict[str, Callable[..., Tensor]] = {
     "dense": lambda weight: weight,
     "blast": reference.blast_to_dense,
     "monarch": reference.monarch_to_dense,

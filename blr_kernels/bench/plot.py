@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,33 +15,27 @@ from blr_kernels.roofline import H200_BF16, Device
 
 TITLES = {"dense": "dense", "blast": "BLAST", "monarch": "Monarch", "low_rank": "low rank"}
 
-# Of Okabe and Ito's colours, which people tell apart with any kind of colour vision; each also has
-# a mark of its own. All have 3:1 against white and against a dark page.
+# Blue is ours, and the others that the app shows have its colours. Each has a mark of its own too,
+# and a name beside it.
 _LOOKS = {
-    "auto": ("#0a7bc0", "circle"),
-    "dense": ("#7b8794", "square"),
-    "dense_compiled": ("#7b8794", "square-open"),
-    "cublas": ("#b5679a", "up"),
-    "eager": ("#c78500", "cross"),
-    "compiled": ("#c78500", "down"),
+    "auto": ("#0072b2", "circle"),
+    "dense": ("var(--dense)", "square"),
+    "dense_compiled": ("#c87604", "square-open"),
+    "cublas": ("#8d6bb5", "up"),
+    "eager": ("#009e73", "cross"),
+    "compiled": ("#cc79a7", "down"),
     "ref": ("#d55e00", "diamond"),
 }
-_PATH_LOOKS = (
-    ("#12936d", "circle-open"),
-    ("#3d97c8", "up-open"),
-    ("#12936d", "diamond-open"),
-    ("#3d97c8", "square-open"),
-    ("#12936d", "down-open"),
-)
+_PATH_MARKS = ("circle-open", "up-open", "diamond-open", "square-open", "down-open")
 _BARS = ("auto", "ref", "compiled")
 _BAR_NAMES = {"auto": "ours", "ref": "the paper's kernels", "compiled": "torch.compile"}
 
 _STYLE = (
     "<style>"
-    "svg{--ink:#1b2430;--soft:#5c6773;--grid:#dde3e9;--roof:#1b2430;--page:#fff;"
+    "svg{--ink:#1b2430;--soft:#5c6773;--grid:#dde3e9;--roof:#1b2430;--page:#fff;--dense:#4b5563;"
     "font:11px system-ui,sans-serif}"
     "@media(prefers-color-scheme:dark){svg{--ink:#e6edf3;--soft:#9aa6b2;--grid:#30363d;"
-    "--roof:#e6edf3;--page:#0d1117}}"
+    "--roof:#e6edf3;--page:#0d1117;--dense:#9aa6b2}}"
     "text{fill:var(--ink)}.soft{fill:var(--soft)}.head{font-weight:600;font-size:12px}"
     ".end{text-anchor:end}.mid{text-anchor:middle}"
     ".grid{stroke:var(--grid);fill:none}.guide{stroke:var(--grid);stroke-dasharray:2 3}"
@@ -66,7 +61,8 @@ def _text(x: float, y: float, words: str, kind: str = "") -> str:
 
 def _looks(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
     paths = sorted({row.impl for row in rows} - set(_LOOKS))
-    return {**_LOOKS, **{n: _PATH_LOOKS[i % len(_PATH_LOOKS)] for i, n in enumerate(paths)}}
+    marks = zip(paths, itertools.cycle(_PATH_MARKS), strict=False)
+    return {**_LOOKS, **{path: (_LOOKS["auto"][0], mark) for path, mark in marks}}
 
 
 def _mark(x: float, y: float, look: tuple[str, str]) -> str:

@@ -18,7 +18,8 @@ class Row:
         tokens: rows of x.
         impl: "dense", "dense_compiled", "cublas" (low rank by two products of PyTorch), "eager"
             and "compiled" (the reference in PyTorch), "ref" (the paper's kernels, without bias),
-            a path's name, or "auto" (what ``Backend.AUTO`` takes).
+            a path's name, "int8" (BLAST with weights and products in 8-bit integers), or "auto"
+            (what ``Backend.AUTO`` takes).
         structure: in words, with blocks and rank.
         in_features, out_features: of the layer.
         dtype: of x, weights and output.
@@ -27,7 +28,7 @@ class Row:
         rms: root mean square of the error against fp32, relative to that of the output.
         max: largest error, relative to the output's largest magnitude.
         bytes, flops: compulsory traffic and products of matrices (``blr_kernels.roofline``).
-        bound_us: least time they allow on this device; None if its ceilings are not known.
+        bound_us: least time they allow on this device; None where its ceilings are not known.
         percent_of_bound: ``bound_us`` in per cent of ``median_us``.
         scratch_bytes: peak memory of a call above its input and output.
         path: what "auto" or "ref" took.
@@ -152,14 +153,14 @@ def _shown(value: float | None, form: str) -> str:
 
 
 HEADER = (
-    f"{'layer':13}{'tokens':>7}  {'structure':16}{'impl':15}{'us':>9}{'p10':>9}{'p90':>9}"
+    f"{'layer':13}{'tokens':>7}  {'structure':18}{'impl':15}{'us':>9}{'p10':>9}{'p90':>9}"
     f"{'rms':>9}{'max':>9}{'bound':>7}{'scratch':>9}{'x dense':>8}{'x ref':>7}"
 )
 
 
 def line(row: Row, ratios: Ratios) -> str:
     """A row of the table under ``HEADER``."""
-    start = f"{row.layer:13}{row.tokens:7}  {row.structure:16}{row.impl:15}"
+    start = f"{row.layer:13}{row.tokens:7}  {row.structure:18}{row.impl:15}"
     if row.error is not None:
         return f"{start} {row.error}"
     bound = "-" if row.percent_of_bound is None else f"{row.percent_of_bound:.0f}%"

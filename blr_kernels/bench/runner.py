@@ -98,14 +98,14 @@ def _scratch(run: Run, operands: Operands) -> int:
 
 def _measure(
     variant: Variant, sets: list[Operands], right: list[Tensor], replays: int
-) -> dict[str, float | int]:
+) -> dict[str, Any]:
     """The measured fields of a row; without a GPU, or with ``replays`` 0, only the errors.
 
     ``right`` are the exact outputs of the first set, without bias.
     """
     run = variant.build(sets)
     last = run(sets[0])
-    found: dict[str, float | int] = {}
+    found: dict[str, Any] = {}
     if sets[0].x.is_cuda:
         found["scratch_bytes"] = _scratch(run, sets[0])
         if replays:
@@ -182,6 +182,12 @@ def measure_case(
             "flops": cost.flops,
             "path": variant.path,
         }
+        bounded = limits
+        if variant.weight_bytes is not None and case.structure is not None:
+            sizes = case.in_features, case.out_features, dtype.itemsize
+            facts["bytes"] += variant.weight_bytes
+            facts["bytes"] -= case.copies * case.structure.weight_bytes(*sizes)
+            bounded = None  # other units multiply, whose ceiling is another
         try:
             found = _measure(variant, sets, right, replays)
         except Exception as error:
@@ -189,8 +195,8 @@ def measure_case(
             row = Row(**facts, error=f"{type(error).__name__}: {text[0]}"[:200])
             _check_alive(device, row)
         else:
-            if limits is not None:
-                bound = cost.seconds(limits) * 1e6
+            if bounded is not None:
+                bound = cost.seconds(bounded) * 1e6
                 found["bound_us"] = _digits(bound)
                 if "median_us" in found:
                     found["percent_of_bound"] = _digits(100 * bound / found["median_us"], 3)

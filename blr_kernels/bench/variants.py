@@ -14,14 +14,28 @@ from blr_kernels import reference
 from blr_kernels.bench import peers
 from blr_kernels.bench.cases import Case
 from blr_kernels.bench.operands import Operands
-from blr_kernels.ops import blast_linear, low_rank_linear, monarch_linear
-from blr_kernels.ops.paths import call_of, paths, run_path
+from blr_kernels.ops import blast_linear, explain, low_rank_linear, monarch_linear
+from blr_kernels.ops import paths as ops_paths
+from blr_kernels.ops.blast_grouped import blast_linear_grouped
+from blr_kernels.ops.int8 import blast_linear_int8
+from blr_kernels.ops.paths import Call, Config, call_of, run_path
+from blr_kernels.quantize import quantize_blast
+from blr_kernels.structures import Blast
+from blr_kernels.tuning import lookup
 
 Run = Callable[[Operands], list[Tensor]]
 """Computes the outputs ``(tokens, out)`` of all copies."""
 
-_EAGER = {"blast": reference.blast, "monarch": reference.monarch, "low_rank": reference.low_rank}
-_AUTO = {"blast": blast_linear, "monarch": monarch_linear, "low_rank": low_rank_linear}
+_EAGER: dict[str, Callable[..., Tensor]] = {
+    "blast": reference.blast,
+    "monarch": reference.monarch,
+    "low_rank": reference.low_rank,
+}
+_AUTO: dict[str, Callable[..., Tensor]] = {
+    "blast": blast_linear,
+    "monarch": monarch_linear,
+    "low_rank": low_rank_linear,
+}
 
 
 @dataclass(frozen=True)
@@ -33,12 +47,14 @@ class Variant:
         build: makes the call from the sets of operands that it will get; this may take long.
         bias: whether it adds the bias.
         path: what it is in particular.
+        weight_bytes: of the weights it reads, where they are not those of the case.
     """
 
     impl: str
     build: Callable[[list[Operands]], Run]
     bias: bool = True
     path: str | None = None
+    weight_bytes: int | None = None
 
 
 def _each(function: Callable[..., Tensor]) -> Run:
@@ -81,17 +97,57 @@ def _ref(
     return build
 
 
-def _path(name: str, op: str) -> Callable[[list[Operands]], Run]:
+def _int8(sets: list[Operands]) -> Run:
+    layouts = {id(s): [quantize_blast(*factors) for factors in s.factors] for s in sets}
+
+    def run(operands: Operands) -> list[Tensor]:
+        return [
+            blast_linear_int8(operands.x, w.left, w.left_scale, w.coupling, w.right, bias)
+            for w, bias in zip(layouts[id(operands)], operands.biases, strict=True)
+        ]
+
+    return run
+
+
+def int8_variants(case: Case) -> list[Variant]:
+    """BLAST in 8-bit integers; none for another op."""
+    if not isinstance(case.structure, Blast):
+        return []
+    # quantize_blast makes int8 left and right, fp32 scales of rows and an fp16 coupling.
+    features = case.in_features + case.out_features
+    one = case.structure.rank * (features + 2 * case.structure.blocks**2) + 4 * case.out_features
+    return [Variant("int8", _int8, weight_bytes=case.copies * one)]
+
+
+def _grouped(operands: Operands) -> list[Tensor]:
+    left, coupling, right = operands.stacked
+    y = blast_linear_grouped(operands.x, left, coupling, right, operands.stacked_bias)
+    return list(y.unbind())
+
+
+def _path(path: ops_paths.Path, call: Call) -> Callable[[list[Operands]], Run]:
     def build(sets: list[Operands]) -> Run:
+        config = _tuned(path, call)
+
         def run(operands: Operands) -> list[Tensor]:
             return [
-                run_path(name, op, operands.x, factors, bias)
+                run_path(path.name, path.op, operands.x, factors, bias, config=config)
                 for factors, bias in zip(operands.factors, operands.biases, strict=True)
             ]
 
         return run
 
     return build
+
+
+def _tuned(path: ops_paths.Path, call: Call) -> Config | None:
+    """The path's own config that was tuned at the nearest number of tokens; None if none was."""
+    keys = path.default_config(call).keys()
+    for _, entry in lookup.nearest(call):
+        timed = entry.paths.get(path.name)
+        if timed is not None and timed.config.keys() == keys:
+            return timed.config
+    return None
 
 
 def variants(case: Case, first: Operands, *, compiled: bool, ref: Path | None) -> Iterator[Variant]:
@@ -104,11 +160,14 @@ def variants(case: Case, first: Operands, *, compiled: bool, ref: Path | None) -
         ref: the folder of the paper's kernels, None to leave them out.
     """
     op = case.op
-    if op == "dense":
+    if case.structure is None:
         yield Variant("dense", lambda sets: _each(F.linear))
         if compiled:
             yield Variant("dense_compiled", _compiled(F.linear))
         return
+    if ref is not None:
+        for name, (function, prepare) in peers.functions(ref, op).items():
+            yield Variant("ref", _ref(function, prepare), bias=False, path=name)
     if op == "low_rank":
         # The reference makes the same two calls.
         yield Variant("cublas", lambda sets: _each(_cublas))
@@ -116,11 +175,19 @@ def variants(case: Case, first: Operands, *, compiled: bool, ref: Path | None) -
         yield Variant("eager", lambda sets: _each(_EAGER[op]))
     if compiled:
         yield Variant("compiled", _compiled(_EAGER[op]))
-    if ref is not None:
-        for name, (function, prepare) in peers.functions(ref, op).items():
-            yield Variant("ref", _ref(function, prepare), bias=False, path=name)
-    call = call_of(op, first.x, first.factors[0][0])
-    for path in paths(op):
-        if path.name != "cublas" and first.x.is_cuda and not path.why_not(call):
-            yield Variant(path.name, _path(path.name, op))
-    yield Variant("auto", lambda sets: _each(_AUTO[op]))
+    x = first.x
+    if x.is_cuda:
+        call = call_of(op, x, first.factors[0][0])
+        for path in ops_paths.paths(op):
+            # The path of that name makes the calls that were just measured.
+            if path.name != "cublas" and not path.why_not(call):
+                yield Variant(path.name, _path(path, call))
+        yield from int8_variants(case)
+    if case.copies > 1 and op == "blast":
+        yield Variant("auto", lambda sets: _grouped, path="grouped" if x.is_cuda else None)
+        return
+    told = explain(
+        case.structure, case.in_features, case.out_features,
+        dtype=x.dtype, device=x.device, tokens=case.tokens,
+    )  # fmt: skip
+    yield Variant("auto", lambda sets: _each(_AUTO[op]), path=told.path or None)
