@@ -22,7 +22,6 @@ _WARPS = 4
 # its producer. The warp groups then hand theirs to each other.
 _START_REGISTERS = 168
 _BARRIER_BYTES = 1024
-_TRANSPOSE_BYTES = 128  # of the two consumers for a column, while results change their layout
 _ALIGNMENT = 16
 _MAX_STAGES = 12
 _MANY_TOKENS = 1024
@@ -63,8 +62,7 @@ def _product_bytes(call: Call, config: Config) -> int:
     block_k = config["product_inner"]
     slab = config["product_columns"] * _ceil(call.rank, block_k)
     ring = config["product_stages"] * config["product_tokens"] * block_k
-    transpose = config["product_columns"] * _TRANSPOSE_BYTES
-    return (slab + ring) * call.itemsize + transpose + _BARRIER_BYTES
+    return (slab + ring) * call.itemsize + _BARRIER_BYTES
 
 
 def _mix_config(call: Call, *, resident: bool, shares: int, unroll: int) -> dict[str, int] | None:
@@ -74,6 +72,7 @@ def _mix_config(call: Call, *, resident: bool, shares: int, unroll: int) -> dict
         "mix_resident": int(resident),
         "mix_tiles": -(-tiles // shares),
         "mix_unroll": min(unroll, call.blocks),
+        "mix_turns": 0,
         "mix_stages": 8,
     }
     # Powers of two: the producer is one warp, and a remainder costs it a tenth of its time.
@@ -119,8 +118,9 @@ def _configs(call: Call) -> list[Config]:
     products = [
         product
         for columns, tokens, step in (
-            (128, 64, inner),
+            (192, 64, inner),
             (256, 64, inner),
+            (128, 64, inner),
             (64, 128, inner),
         )
         if (product := _product_config(call, columns=columns, tokens=tokens, inner=step))
@@ -168,6 +168,12 @@ def _descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(tensor, block, layout)
 
 
+def _regrouped(weight: Tensor) -> Tensor:
+    """``(rows, r)`` -> view ``(rows / 32, 4, 4, 2, r)``: row 32g + 8c + 2n + e at (g, n, c, e)."""
+    rows, rank = weight.shape
+    return weight.view(rows // 32, 4, 4, 2, rank).transpose(1, 2)
+
+
 def launch_mix(
     call: Call, x: Tensor, coupling: Tensor, right: Tensor, z: Tensor, config: Config, *, late: bool
 ) -> None:
@@ -205,6 +211,7 @@ def launch_mix(
         UNROLL=config["mix_unroll"],
         RESIDENT=bool(config["mix_resident"]),
         SPLIT_RANK=splits_rank,
+        TURNS=bool(config["mix_turns"]),
         LATE_WAIT=late,
         num_warps=_WARPS,
         maxnreg=_START_REGISTERS,
@@ -232,11 +239,16 @@ def launch_product(
     blocks, rank, z_block = z.shape
     columns, tile_tokens = config["product_columns"], config["product_tokens"]
     block_k = config["product_inner"]
+    # 192 columns are 128 and 64 more: the sizes of a tensor are powers of two.
+    block_n = 1 << (columns.bit_length() - 1)
+    rest = columns - block_n
+    weight = _regrouped(left.view(blocks * call.q, rank))
     slabs = call.q // columns
     groups = min(triton.cdiv(out.shape[0], tile_tokens) * blocks, max(1, call.device.sms // slabs))
     hopper_product_kernel[(groups * slabs,)](
         _descriptor(z.view(blocks * rank, z_block), [block_k, tile_tokens]),
-        _descriptor(left.view(blocks * call.q, rank), [columns, block_k]),
+        _descriptor(weight, [block_n // 32, 4, 4, 2, block_k]),
+        _descriptor(weight, [(rest or block_n) // 32, 4, 4, 2, block_k]),
         out,
         bias,
         out.shape[0],
@@ -247,7 +259,8 @@ def launch_product(
         ACTIVATION=activation or "none",
         GROUP=TILE if _splits_rank(call) else TILE // 2,
         BLOCK_T=tile_tokens,
-        BLOCK_N=columns,
+        BLOCK_N=block_n,
+        REST=rest,
         BLOCK_K=block_k,
         STAGES=config["product_stages"],
         num_warps=_WARPS,
