@@ -1,0 +1,506 @@
+"""The Hopper path: compiled without a GPU, its arithmetic in closed form, and on a Hopper GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from blr_expected import assert_close
+from torch import Tensor
+
+from blr_kernels import Blast
+from blr_kernels.ops.paths import Call, DeviceLimits, find_path, run_path
+from blr_kernels.ops.triton_config import SCRATCH_BYTES, tokens_per_chunk
+from blr_kernels.reference import Activation
+
+pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
+
+ROOT = Path(__file__).parents[2]
+H200 = DeviceLimits("NVIDIA H200", (9, 0), 232_448, 132, 50 * 2**20)
+HALVES = [torch.bfloat16, torch.float16]
+
+LAYERS: dict[str, tuple[Blast, int, int, Activation | None]] = {
+    "DiT qkv": (Blast(9, 384), 1152, 3456, None),
+    "DiT fc1": (Blast(9, 256), 1152, 4608, "gelu_tanh"),
+    "ViT qkv": (Blast(3, 128), 768, 2304, None),
+    "ViT fc1": (Blast(3, 128), 768, 3072, "gelu"),
+    "ViT fc2": (Blast(3, 128), 3072, 768, None),
+    "Llama-1B attention": (Blast(16, 256), 2048, 2048, None),
+    "two blocks": (Blast(2, 64), 128, 256, "silu"),
+    "odd rank": (Blast(9, 40), 648, 1152, None),
+}
+TOKENS = [1, 63, 64, 65, 197, 1000, 5000]
+
+
+def call_of(layer: str, tokens: int, dtype: torch.dtype = torch.bfloat16) -> Call:
+    structure, n_in, n_out, _ = LAYERS[layer]
+    return Call("blast", tokens, n_in, n_out, structure.blocks, structure.rank, dtype, H200)
+
+
+# Compiled, without a GPU.
+
+
+@pytest.fixture(scope="module")
+def compiler(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], list[dict[str, Any]]]:
+    """The rows that ``blr_compile_hopper.py`` prints of one kind of call; each kind runs once."""
+    cache = tmp_path_factory.mktemp("triton")
+    known: dict[str, list[dict[str, Any]]] = {}
+
+    def rows(kind: str) -> list[dict[str, Any]]:
+        if kind not in known:
+            names = os.environ.keys() - {"TRITON_INTERPRET"}
+            environment = {name: os.environ[name] for name in names}
+            environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+            script = Path(__file__).with_name("blr_compile_hopper.py")
+            run = subprocess.run(
+                [sys.executable, str(script), kind],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert run.returncode == 0, run.stderr[-3000:]
+            known[kind] = json.loads(run.stdout)
+        return known[kind]
+
+    return rows
+
+
+def assert_compiled_well(rows: list[dict[str, Any]]) -> None:
+    """Compiled, within the shared memory that the host reckoned with, by wgmma in flight."""
+    assert not [(row["what"], row["failed"]) for row in rows if row["failed"]]
+    assert {row["kernel"] for row in rows} == {"hopper_mix_kernel", "hopper_product_kernel"}
+    assert all(row["limit"] == H200.shared_bytes for row in rows)
+    over = [row for row in rows if not row["shared"] <= row["counted"] <= row["limit"]]
+    assert not [(row["what"], row["shared"], row["counted"]) for row in over]
+    assert not [row["what"] for row in rows if not row["wgmma"]]
+    # C7510 to C7515: the assembler waits for each product before it issues the next.
+    told = [(row["what"], row["assembler"]) for row in rows if row["assembler"]]
+    assert not [entry for entry in told if re.search(r"C75\d\d|serializ", entry[1])]
+
+
+def spills(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What kernels keep of their registers in memory."""
+    pattern = r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+    told = [(row["what"], re.search(pattern, row["assembler"] or "")) for row in rows]
+    found = [(what, match) for what, match in told if match]
+    assert len(found) == sum(row["assembler"] is not None for row in rows)
+    return [(what, match[0]) for what, match in found if any(map(int, match.groups()))]
+
+
+def test_default_configs_compile(compiler: Callable[[str], list[dict[str, Any]]]) -> None:
+    rows = compiler("default")
+    assert len({row["layer"] for row in rows}) == len(LAYERS)
+    assert_compiled_well(rows)
+    assert spills(rows) == []
+
+
+def test_scratch_is_bounded(compiler: Callable[[str], list[dict[str, Any]]]) -> None:
+    """One of the calls has the most tokens of which the scratch holds the intermediate."""
+    over = [row for row in compiler("default") if row["scratch"] > SCRATCH_BYTES]
+    assert not [(row["what"], row["scratch"]) for row in over]
+
+
+@pytest.mark.slow
+def test_candidates_compile(compiler: Callable[[str], list[dict[str, Any]]]) -> None:
+    rows = compiler("candidates")
+    assert len({row["layer"] for row in rows}) == len(LAYERS)
+    assert_compiled_well(rows)
+    over = [row for row in rows if row["scratch"] > SCRATCH_BYTES]
+    assert not [(row["what"], row["scratch"]) for row in over]
+
+
+@pytest.mark.slow
+def test_activations_compile(compiler: Callable[[str], list[dict[str, Any]]]) -> None:
+    assert_compiled_well(compiler("activations"))
+
+
+@pytest.mark.parametrize("operand", ["x", "left", "coupling", "right", "bias"])
+def test_operands_need_no_alignment(
+    compiler: Callable[[str], list[dict[str, Any]]], operand: str
+) -> None:
+    """A contiguous operand may start anywhere, as a part of a flat buffer does."""
+    rows = [row for row in compiler("unaligned") if row["unaligned"] == operand]
+    assert_compiled_well(rows)
+    over = [row for row in rows if row["scratch"] > SCRATCH_BYTES]
+    assert not [(row["what"], row["scratch"]) for row in over]
+
+
+# What it can take, and its sizes.
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"device": replace(H200, capability=(8, 0))}, "compute capability 9.0, got 8.0"),
+        ({"device": replace(H200, capability=(10, 0))}, "compute capability 9.0, got 10.0"),
+        ({"device": replace(H200, capability=(0, 0))}, "compute capability 9.0, got 0.0"),
+        ({"dtype": torch.float32}, "float16 and bfloat16, got float32"),
+        ({"out_features": 9 * 100}, "q to be a multiple of 64, got 100"),
+        ({"out_features": 9 * 32}, "q to be a multiple of 64, got 32"),
+        ({"rank": 100}, "rank to be a multiple of 8, got 100"),
+        ({"rank": 4}, "rank to be a multiple of 8, got 4"),
+        ({"in_features": 9 * 100}, "p to be a multiple of 8, got 100"),
+        ({"rank": 4096}, "rank 4096 is too large"),
+        ({"device": replace(H200, shared_bytes=48 * 1024)}, "too large"),
+    ],
+    ids=str,
+)
+def test_why_not(changes: dict[str, Any], reason: str) -> None:
+    path = find_path("blast", "hopper")
+    told = path.why_not(replace(call_of("DiT qkv", 4096), **changes))
+    assert reason in told
+    assert bool(told) == bool(reason)
+
+
+def test_run_path_says_why_not() -> None:
+    """What it cannot take is refused, not computed by another path."""
+    factors = torch.zeros(2, 64, 8), torch.zeros(2, 2, 8), torch.zeros(2, 8, 8)
+    with pytest.raises(ValueError, match="path 'hopper' cannot take this call of blast: "):
+        run_path("hopper", "blast", torch.zeros(3, 16), factors)
+
+
+def all_calls() -> list[Call]:
+    """The layers, some of other sizes, and from one token to many, on two Hoppers."""
+    shapes = [(s.blocks, s.rank, n_in, n_out) for s, n_in, n_out, _ in LAYERS.values()]
+    shapes += [(b, r, b * 8, b * 64) for b in (1, 2, 5, 10, 17, 32) for r in (8, 72, 768)]
+    shapes += [(9, 256, 1152, 6912), (16, 768, 2048, 8192), (16, 768, 8192, 2048)]
+    shapes += [(16, 1024, 4096, 4096), (4, 512, 2720, 512)]
+    tokens = (1, 64, 65, 512, 1000, 4096, 9709, 16_384, 100_003)
+    return [
+        Call("blast", t, n_in, n_out, b, r, dtype, device)
+        for b, r, n_in, n_out in shapes
+        for t in tokens
+        for dtype in HALVES
+        for device in (H200, replace(H200, name="H100 PCIe", sms=114))
+    ]
+
+
+def test_configs() -> None:
+    """Sizes that the kernels take, whatever the call: what they round by and what fits."""
+    from blr_kernels.ops import hopper_blast
+
+    path = find_path("blast", "hopper")
+    keys = path.default_config(call_of("DiT qkv", 4096)).keys()
+    able = [call for call in all_calls() if not path.why_not(call)]
+    assert {(call.blocks, call.rank) for call in able} >= {(b, 72) for b in (1, 2, 5, 10, 17, 32)}
+    for call in able:
+        candidates = path.candidates(call)
+        assert 1 <= len(candidates) <= 12
+        assert path.default_config(call) == candidates[0]
+        assert len({json.dumps(dict(config), sort_keys=True) for config in candidates}) == len(
+            candidates
+        )
+        for config in candidates:
+            assert config.keys() == keys
+            assert all(type(value) is int for value in config.values())
+            # A producer of one warp has no time for the remainder of a division.
+            stages = config["mix_stages"]
+            assert stages >= 2
+            assert stages & (stages - 1) == 0
+            assert config["product_stages"] >= 2
+            assert call.q % config["product_columns"] == 0
+            assert config["product_columns"] in (64, 128, 192, 256)
+            assert config["product_tokens"] in (64, 128)
+            assert config["product_inner"] in (64, 128)
+            assert 1 <= config["mix_unroll"] <= call.blocks
+            assert hopper_blast._mix_bytes(call, config) <= call.device.shared_bytes
+            assert hopper_blast._product_bytes(call, config) <= call.device.shared_bytes
+            tiles = -(-call.rank // hopper_blast._tile_rank(call))
+            assert 1 <= config["mix_tiles"] <= tiles
+            chunk = tokens_per_chunk(
+                call.tokens, call.blocks * call.rank * call.itemsize, config["chunk"]
+            )
+            assert chunk == call.tokens or chunk % 64 == 0
+            # Programs beyond the first share exist to fill the device, and only once.
+            shares = -(-tiles // config["mix_tiles"])
+            programs = -(-chunk // 64) * shares
+            assert shares == 1 or programs <= call.device.sms
+
+
+def test_shares_fill_the_device() -> None:
+    """Few tokens: the rank is dealt among programs; many: each has all of it."""
+    from blr_kernels.ops.hopper_blast import _shares
+
+    assert [_shares(call_of("DiT qkv", tokens), tokens) for tokens in (1, 64, 512, 4096)] == [
+        6,
+        6,
+        6,
+        2,
+    ]
+    assert _shares(call_of("DiT qkv", 16_384), 8192) == 1
+    # Two groups of output blocks are two programs for each tile.
+    assert _shares(call_of("Llama-1B attention", 1000), 1000) == 4
+
+
+# The order of tokens and rows, in closed form.
+
+
+@pytest.mark.parametrize("group", [32, 64])
+def test_stored_token(group: int) -> None:
+    """Lane c of a quad holds columns 8n + 2c + e of an accumulator and stores them in a row."""
+    from blr_kernels.ops.hopper_mix import stored_token
+
+    found = stored_token.fn(torch.arange(group), group).tolist()
+    lanes = [
+        [8 * n + 2 * lane + e for n in range(group // 8) for e in range(2)] for lane in range(4)
+    ]
+    assert found == [token for lane in lanes for token in lane]
+    assert sorted(found) == list(range(group))
+    # And where a token is: by lane, then by its eight, then within its pair.
+    for token in range(group):
+        position = (token % 8) // 2 * (group // 4) + token // 8 * 2 + token % 2
+        assert found[position] == token
+
+
+@pytest.mark.parametrize("rows", [64, 192, 1152])
+def test_regrouped_weight(rows: int) -> None:
+    from blr_kernels.ops.hopper_blast import _regrouped
+
+    weight = torch.arange(rows * 3).view(rows, 3)
+    view = _regrouped(weight)
+    assert view.shape == (rows // 32, 4, 4, 2, 3)
+    assert view.data_ptr() == weight.data_ptr()
+    for row in range(rows):
+        g, c, n, e = row // 32, row % 32 // 8, row % 8 // 2, row % 2
+        assert torch.equal(view[g, n, c, e], weight[row])
+
+
+@pytest.mark.parametrize("columns", [64, 128, 256])
+def test_regrouped_weight_gives_lanes_eight_columns_in_a_row(columns: int) -> None:
+    """An accumulator's lane c holds columns 8n + 2c + e: of these rows they are 8 neighbours."""
+    from blr_kernels.ops.hopper_blast import _regrouped
+
+    held = _regrouped(torch.arange(columns)[:, None]).reshape(-1)
+    for lane in range(4):
+        own = held.view(columns // 32, 4, 4, 2)[:, :, lane].reshape(-1, 8)
+        first = torch.arange(columns // 32) * 32 + 8 * lane
+        assert torch.equal(own, first[:, None] + torch.arange(8))
+
+
+# On a GPU.
+
+
+def on_hopper(test: Any) -> Any:
+    able = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+    return pytest.mark.gpu(pytest.mark.skipif(not able, reason="needs a Hopper GPU")(test))
+
+
+Operands = tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tensor]
+
+
+def draw(layer: str, tokens: int, dtype: torch.dtype) -> Operands:
+    """``x (tokens, in)``, factors in the op's order, bias; the output of about unit size."""
+    structure, n_in, n_out, _ = LAYERS[layer]
+    b, r = structure.blocks, structure.rank
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(shape, device="cuda") * scale).to(dtype)
+
+    factors = (
+        normal(b, n_out // b, r),
+        normal(b, b, r),
+        normal(b, r, n_in // b, scale=(r * n_in) ** -0.5),
+    )
+    return normal(tokens, n_in), factors, normal(n_out)
+
+
+def wanted(
+    x: Tensor, factors: Sequence[Tensor], bias: Tensor | None, activation: str | None
+) -> Tensor:
+    """In float64: with the dense weight, by einsum from the formula."""
+    left, coupling, right = (factor.double() for factor in factors)
+    weight = torch.einsum("iqr,ijr,jrp->iqjp", left, coupling, right)
+    y = x.double() @ weight.flatten(2).flatten(0, 1).T
+    if bias is not None:
+        y = y + bias.double()
+    if activation == "gelu":
+        return torch.nn.functional.gelu(y)
+    if activation == "gelu_tanh":
+        return torch.nn.functional.gelu(y, approximate="tanh")
+    return torch.nn.functional.silu(y) if activation == "silu" else y
+
+
+def hopper(x: Tensor, factors: Sequence[Tensor], *rest: Any, **config: Any) -> Tensor:
+    return run_path("hopper", "blast", x, factors, *rest, **config)
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.usefixtures("nan_memory")
+def test_matches_float64_and_the_portable_path(layer: str, dtype: torch.dtype) -> None:
+    activation = LAYERS[layer][3]
+    for tokens in [*TOKENS, *([16_384] if layer == "DiT qkv" else [])]:
+        x, factors, bias = draw(layer, tokens, dtype)
+        y = hopper(x, factors, bias, activation)
+        assert y.dtype == dtype
+        assert_close(y, wanted(x, factors, bias, activation))
+        twin = run_path("triton", "blast", x, factors, bias, activation)
+        # Both are off by their own rounding.
+        assert_close(y, twin, slack=2.0)
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh", "silu"])
+@pytest.mark.usefixtures("nan_memory")
+def test_bias_and_activation(activation: Activation | None, dtype: torch.dtype) -> None:
+    for layer in ("DiT qkv", "ViT fc2"):
+        x, factors, bias = draw(layer, 1000, dtype)
+        for used in (bias, None):
+            y = hopper(x, factors, used, activation)
+            assert_close(y, wanted(x, factors, used, activation))
+
+
+@on_hopper
+@pytest.mark.parametrize("layer", ["DiT qkv", "ViT fc2", "Llama-1B attention"])
+@pytest.mark.usefixtures("nan_memory")
+def test_every_candidate_is_right(layer: str) -> None:
+    """At tokens whose last chunk and last tile are not full."""
+    x, factors, bias = draw(layer, 10_007, torch.bfloat16)
+    right = wanted(x, factors, bias, None)
+    path = find_path("blast", "hopper")
+    for config in path.candidates(call_of(layer, len(x))):
+        assert_close(hopper(x, factors, bias, config=config), right)
+
+
+@on_hopper
+@pytest.mark.parametrize("layer", LAYERS)
+def test_nan_stays_in_its_token_and_bits_repeat(layer: str) -> None:
+    activation = LAYERS[layer][3]
+    for tokens, spoilt in ((197, 0), (1000, 63), (5000, 4999)):
+        x, factors, bias = draw(layer, tokens, torch.bfloat16)
+        clean = hopper(x, factors, bias, activation)
+        for _ in range(3):
+            assert torch.equal(clean, hopper(x, factors, bias, activation))
+        x[spoilt] = torch.nan
+        y = hopper(x, factors, bias, activation)
+        assert y[spoilt].isnan().all()
+        others = torch.arange(tokens, device="cuda") != spoilt
+        assert torch.equal(y[others], clean[others])
+
+
+@on_hopper
+@pytest.mark.parametrize("layer", ["DiT qkv", "ViT fc2", "odd rank"])
+def test_any_strides_and_addresses(layer: str) -> None:
+    """Rows apart by more than their length, by no multiple of 16 bytes, or all the same one."""
+    tokens = 1000
+    x, factors, bias = draw(layer, tokens, torch.bfloat16)
+    n_in = x.shape[1]
+    right = hopper(x, factors, bias)
+    for more, start in ((64, 0), (64, 8), (5, 0), (64, 1), (0, 1)):
+        flat = torch.full((start + tokens * (n_in + more),), torch.nan, device="cuda").to(x.dtype)
+        strided = flat.as_strided(x.shape, (n_in + more, 1), start)
+        strided.copy_(x)
+        assert torch.equal(hopper(strided, factors, bias), right), (more, start)
+    alike = x[:1].expand(tokens, n_in)
+    assert torch.equal(hopper(alike, factors, bias), right[:1].expand_as(right))
+    lone = x.t().contiguous().t()[:1]
+    assert torch.equal(hopper(lone, factors, bias), hopper(x[:1], factors, bias))
+    for number, factor in enumerate(factors):
+        moved = factor.new_empty(factor.numel() + 1)[1:].view(factor.shape).copy_(factor)
+        there = (*factors[:number], moved, *factors[number + 1 :])
+        assert torch.equal(hopper(x, there, bias), right), number
+    moved = bias.new_empty(bias.numel() + 1)[1:].copy_(bias)
+    assert torch.equal(hopper(x, factors, moved), right)
+
+
+@on_hopper
+@pytest.mark.parametrize(
+    ("layer", "tokens", "start"),
+    [("DiT qkv", 16_384, 0), ("DiT qkv", 9709, 0), ("DiT qkv", 16_384, 1), ("ViT fc2", 16_384, 1)],
+)
+def test_scratch_on_the_gpu(layer: str, tokens: int, start: int) -> None:
+    """Beside its output; also where x has to be copied."""
+    x, factors, bias = draw(layer, tokens, torch.bfloat16)
+    moved = x.new_empty(x.numel() + start)[start:].view(x.shape).copy_(x)
+    hopper(moved, factors, bias)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    y = hopper(moved, factors, bias)
+    extra = torch.cuda.max_memory_allocated() - before - y.numel() * y.element_size()
+    assert extra <= SCRATCH_BYTES
+    assert_close(y, wanted(x, factors, bias, None))
+
+
+@on_hopper
+@pytest.mark.parametrize("layer", ["DiT qkv", "ViT fc1", "two blocks"])
+@pytest.mark.parametrize("tokens", [65, 5000])
+def test_cuda_graph(layer: str, tokens: int) -> None:
+    """Twenty replays, with dependent launches inside and from one replay to the next."""
+    activation = LAYERS[layer][3]
+    first, factors, bias = draw(layer, tokens, torch.bfloat16)
+    second = draw(layer, tokens, torch.bfloat16)[0]
+    right = [hopper(x, factors, bias, activation) for x in (first, second)]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [hopper(x, factors, bias, activation) for x in (first, second)]
+    for _ in range(20):
+        for y in found:
+            y.fill_(torch.nan)
+        graph.replay()
+        assert all(map(torch.equal, found, right))
+    for y in found:
+        y.fill_(torch.nan)
+    for _ in range(20):
+        graph.replay()
+    assert all(map(torch.equal, found, right))
+
+
+@on_hopper
+@pytest.mark.parametrize("tokens", [64, 1000, 12_000])
+def test_calls_one_behind_the_other(tokens: int) -> None:
+    """A kernel that starts before the one ahead has ended neither reads nor writes too early.
+
+    The calls share their scratch: the allocator gives each the memory that the last one left.
+    """
+    drawn = [draw("DiT qkv", tokens, torch.bfloat16), draw("DiT fc1", tokens // 2, torch.bfloat16)]
+    drawn += [draw("DiT qkv", tokens, torch.bfloat16), draw("two blocks", 3, torch.bfloat16)]
+    right = []
+    for operands in drawn:
+        right.append(hopper(*operands))
+        torch.cuda.synchronize()
+    for _ in range(10):
+        found = [hopper(*operands) for operands in drawn]
+        assert all(map(torch.equal, found, right))
+
+
+@on_hopper
+def test_an_output_that_is_the_next_input() -> None:
+    """Layers in a row, without and with a kernel of PyTorch in between that writes operands."""
+    x, factors, bias = draw("Llama-1B attention", 4096, torch.bfloat16)
+    right = [x]
+    for _ in range(4):
+        right.append(hopper(right[-1], factors, bias))
+        torch.cuda.synchronize()
+    for _ in range(10):
+        y = x
+        for _ in range(4):
+            y = hopper(y, factors, bias)
+        assert torch.equal(y, right[-1])
+    doubled = hopper(x, tuple(2 * factor for factor in factors), bias)
+    torch.cuda.synchronize()
+    for _ in range(10):
+        own = [torch.zeros_like(factor) for factor in factors]
+        torch.cuda.synchronize()
+        for mine, factor in zip(own, factors, strict=True):
+            torch.mul(factor, 2, out=mine)
+        y = hopper(x, own, bias)
+        for mine in own:
+            mine.fill_(torch.nan)
+        assert torch.equal(y, doubled)
