@@ -34,9 +34,8 @@ from blr_kernels.reference import Activation
 BLOCKS = gl.constexpr(4)
 INNER = gl.constexpr(32)  # rank that one input block gives to one output block
 TILE = gl.constexpr(64)  # tokens of a program, and columns of a box in shared memory
-ROWS = gl.constexpr(32)  # rows of every output block in a stage
-BOXES = gl.constexpr(4)  # of a stage, each (2, 32, 64)
-STAGES = gl.constexpr(4)  # even, so that a stage always serves the same consumer
+BOXES = gl.constexpr(4)  # of a stage, each of 64 rows and 64 columns
+STAGES = gl.constexpr(4)  # so that a stage of the second part always serves the same consumer
 
 
 @gluon.jit
@@ -51,6 +50,7 @@ def _load(
     first_tile,
     tiles,
     P: gl.constexpr,
+    ROWS: gl.constexpr,
 ):
     """The producer: one warp that issues every TMA load."""
     steps: gl.constexpr = (P + TILE - 1) // TILE
@@ -80,21 +80,25 @@ def _load(
                 stage = 0
                 phase ^= 1
     for tile in range(first_tile, first_tile + tiles):
-        mbarrier.wait(empty.index(stage), phase)
-        bar = ready.index(stage)
-        mbarrier.expect(bar, BOXES * box_bytes)
-        for pair in gl.static_range(2):
-            for half in gl.static_range(2):
-                tma.async_copy_global_to_shared(
-                    left_desc,
-                    [2 * pair, tile * ROWS, half * TILE],
-                    bar,
-                    ring.index(stage * BOXES + pair * 2 + half),
-                )
-        stage += 1
-        if stage == STAGES:
-            stage = 0
-            phase ^= 1
+        for part in gl.static_range(ROWS // INNER):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = ready.index(stage)
+            mbarrier.expect(bar, BOXES * box_bytes)
+            for n in gl.static_range(2):
+                for half in gl.static_range(2):
+                    # Two output blocks of 32 rows, or one of 64.
+                    block = 2 * n if ROWS == INNER else 2 * part + n
+                    box = ring.index(stage * BOXES + n * 2 + half)
+                    tma.async_copy_global_to_shared(
+                        left_desc,
+                        [block, tile * ROWS, half * TILE],
+                        bar,
+                        box.reshape((TILE // ROWS, ROWS, TILE)),
+                    )
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
 
 
 @gluon.constexpr_function
@@ -154,6 +158,7 @@ def _multiply(
     consumer: gl.constexpr,
     P: gl.constexpr,
     Q: gl.constexpr,
+    ROWS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
@@ -177,57 +182,70 @@ def _multiply(
     mbarrier.wait(h_ready, 0)
 
     row = token + gl.arange(0, TILE, gl.SliceLayout(1, stored))
-    column = gl.arange(0, ROWS * BLOCKS, gl.SliceLayout(0, stored))
+    column = gl.arange(0, INNER * BLOCKS, gl.SliceLayout(0, stored))
     out_row = out_ptr + row.to(gl.int64) * (BLOCKS * Q)
     inside = gl.expand_dims(row < tokens, 1)
+    parts: gl.constexpr = ROWS // INNER
     for n in range(consumer, tiles, 2):
-        stage = (BLOCKS * steps + n) % STAGES
-        at = (first_tile + n) * (ROWS * BLOCKS) + column
-        bias = column
-        if HAS_BIAS:
-            bias = gl.load(bias_ptr + at, mask=at < BLOCKS * Q, other=0.0)
-        mbarrier.wait(ready.index(stage), ((BLOCKS * steps + n) // STAGES) & 1)
-        issued = ()
-        for block in gl.static_range(BLOCKS):
-            acc = warpgroup_mma_init(gl.zeros((TILE, ROWS), gl.float32, narrow))
-            for half in gl.static_range(2):
-                acc = warpgroup_mma(
-                    h_smem.index(block * 2 + half),
-                    ring.index(stage * BOXES + block // 2 * 2 + half)
-                    .reshape((TILE, TILE))
-                    .slice(block % 2 * ROWS, ROWS)
-                    .permute((1, 0)),
-                    acc,
-                    is_async=True,
-                )
-            issued = issued + (acc,)  # noqa: RUF005
-        done = warpgroup_mma_wait(0, deps=issued)
-        # Both consumers free a stage of the first part, one alone a stage of the second.
-        mbarrier.arrive(empty.index(stage), count=2)
+        sums = ()
+        for part in gl.static_range(parts):
+            step = BLOCKS * steps + n * parts + part
+            stage = step % STAGES
+            mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
+            for m in gl.static_range(BLOCKS // parts):
+                acc = warpgroup_mma_init(gl.zeros((TILE, ROWS), gl.float32, narrow))
+                for half in gl.static_range(2):
+                    if ROWS == INNER:
+                        weight = (
+                            ring.index(stage * BOXES + m // 2 * 2 + half)
+                            .reshape((TILE, TILE))
+                            .slice(m % 2 * ROWS, ROWS)
+                        )
+                    else:
+                        weight = ring.index(stage * BOXES + m * 2 + half).reshape((TILE, TILE))
+                    acc = warpgroup_mma(
+                        h_smem.index((part * (BLOCKS // parts) + m) * 2 + half),
+                        weight.permute((1, 0)),
+                        acc,
+                        is_async=True,
+                    )
+                sums = sums + (acc,)  # noqa: RUF005
+        done = warpgroup_mma_wait(0, deps=sums)
+        for part in gl.static_range(parts):
+            # Both consumers free a stage of the first part, one alone a stage of the second.
+            mbarrier.arrive(empty.index((BLOCKS * steps + n * parts + part) % STAGES), count=2)
         y = gl.join(gl.join(done[0], done[1]), gl.join(done[2], done[3]))
-        y = y.permute((0, 1, 3, 2)).reshape((TILE, ROWS * BLOCKS))
-        y = gl.convert_layout(y, stored, assert_trivial=True)
-        if HAS_BIAS:
-            y = y + gl.expand_dims(bias.to(gl.float32), 0)
-        y = activate(y, ACTIVATION)
-        gl.store(
-            gl.expand_dims(out_row, 1) + gl.expand_dims(at, 0),
-            y.to(out_ptr.dtype.element_ty),
-            mask=inside & gl.expand_dims(at < BLOCKS * Q, 0),
-        )
+        y = y.permute((0, 1, 3, 2)).reshape((TILE, parts, INNER * BLOCKS))
+        if parts == 2:
+            pieces = gl.split(y.permute((0, 2, 1)))
+        else:
+            pieces = (y.reshape((TILE, INNER * BLOCKS)),)
+        for part in gl.static_range(parts):
+            at = ((first_tile + n) * parts + part) * (INNER * BLOCKS) + column
+            piece = gl.convert_layout(pieces[part], stored, assert_trivial=True)
+            if HAS_BIAS:
+                bias = gl.load(bias_ptr + at, mask=at < BLOCKS * Q, other=0.0)
+                piece = piece + gl.expand_dims(bias.to(gl.float32), 0)
+            piece = activate(piece, ACTIVATION)
+            gl.store(
+                gl.expand_dims(out_row, 1) + gl.expand_dims(at, 0),
+                piece.to(out_ptr.dtype.element_ty),
+                mask=inside & gl.expand_dims(at < BLOCKS * Q, 0),
+            )
 
 
 @gluon.jit(do_not_specialize=["tokens"])
 def hopper_monarch_kernel(
     x_desc,  # (tokens, 4 * P), blocks of (64, 64)
     right_desc,  # (4 l, 4 * 32, P) view of right, blocks of (2, 32, 64)
-    left_desc,  # (4, Q, 128), blocks of (2, 32, 64)
+    left_desc,  # (4, Q, 128), blocks of (64 / ROWS, ROWS, 64)
     out_ptr,  # (tokens, 4 * Q), contiguous
     bias_ptr,  # (4 * Q,); unused unless HAS_BIAS
     tokens,
     P: gl.constexpr,
     Q: gl.constexpr,
-    TILES: gl.constexpr,  # stages of left of a program
+    ROWS: gl.constexpr,  # of every output block in a tile, 32 or 64
+    TILES: gl.constexpr,  # tiles of left of a program
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
 ):
@@ -243,7 +261,7 @@ def hopper_monarch_kernel(
     h_layout: gl.constexpr = x_desc.layout
     h_smem = gl.allocate_shared_memory(x_desc.dtype, [BLOCKS * 2, TILE, TILE], h_layout)
     ring = gl.allocate_shared_memory(
-        x_desc.dtype, [STAGES * BOXES, 2, ROWS, TILE], left_desc.layout
+        x_desc.dtype, [STAGES * BOXES, 2, INNER, TILE], right_desc.layout
     )
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -273,6 +291,7 @@ def hopper_monarch_kernel(
                     0,
                     P,
                     Q,
+                    ROWS,
                     HAS_BIAS,
                     ACTIVATION,
                 ),
@@ -294,6 +313,7 @@ def hopper_monarch_kernel(
                     1,
                     P,
                     Q,
+                    ROWS,
                     HAS_BIAS,
                     ACTIVATION,
                 ),
@@ -311,6 +331,7 @@ def hopper_monarch_kernel(
                     first_tile,
                     tiles,
                     P,
+                    ROWS,
                 ),
             ),
         ],
@@ -322,7 +343,6 @@ def hopper_monarch_kernel(
 _WARPS = 4
 _START_REGISTERS = 168  # see hopper_blast
 _SHARED_BYTES = 24 * TILE.value * TILE.value * 2 + 1024
-_FEW_TOKENS = 1024
 
 
 def _why_not(call: Call) -> str:
@@ -340,21 +360,25 @@ def _why_not(call: Call) -> str:
     return ""
 
 
+def _config(call: Call, rows: int, shares: int) -> dict[str, int]:
+    return {"rows": rows, "tiles": triton.cdiv(triton.cdiv(call.q, rows), shares)}
+
+
 def _default_config(call: Call) -> Config:
-    tiles = -(-call.q // ROWS.value)
     programs = -(-call.tokens // TILE.value)
-    shares = max(1, min(tiles, call.device.sms // programs))
-    return {"tiles": -(-tiles // shares)}
+    many = 2 * programs > call.device.sms
+    rows = TILE.value if many else INNER.value
+    # Few tokens do not fill the device: the rows are dealt among programs, which compute h again.
+    return _config(call, rows, 1 if many else min(-(-call.q // rows), call.device.sms // programs))
 
 
 def _candidates(call: Call) -> list[Config]:
-    tiles = -(-call.q // ROWS.value)
-    default = _default_config(call)
-    found = [default]
-    for shares in (1, 2, 3, 4):
-        config = {"tiles": -(-tiles // shares)}
-        if config not in found:
-            found.append(config)
+    found = [_default_config(call)]
+    for rows in (INNER.value, TILE.value):
+        for shares in (1, 2, 4):
+            config = _config(call, rows, shares)
+            if config not in found:
+                found.append(config)
     return found
 
 
@@ -378,17 +402,20 @@ def _run(
         x = x.clone(memory_format=torch.contiguous_format)  # TMA reads aligned rows only
     # Row k*r + 4j + l of right, as (l, 32k + j).
     by_output = right.view(call.rank, call.blocks, call.p).transpose(0, 1)
-    tiles = min(config["tiles"], -(-call.q // ROWS.value))
-    shares = triton.cdiv(triton.cdiv(call.q, ROWS.value), tiles)
-    hopper_monarch_kernel[(triton.cdiv(call.tokens, TILE.value) * shares,)](
+    rows = config["rows"]
+    all_tiles = triton.cdiv(call.q, rows)
+    tiles = min(config["tiles"], all_tiles)
+    grid = triton.cdiv(call.tokens, TILE.value) * triton.cdiv(all_tiles, tiles)
+    hopper_monarch_kernel[(grid,)](
         _descriptor(x, [TILE.value, TILE.value]),
         _descriptor(by_output, [2, INNER.value, TILE.value]),
-        _descriptor(left, [2, ROWS.value, TILE.value]),
+        _descriptor(left, [TILE.value // rows, rows, TILE.value]),
         out,
         bias,
         call.tokens,
         P=call.p,
         Q=call.q,
+        ROWS=rows,
         TILES=tiles,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
@@ -399,8 +426,8 @@ def _run(
 
 
 def _suits(call: Call) -> bool:
-    # Few tokens do not fill the device; and every program reads all of right.
-    return call.tokens > _FEW_TOKENS and call.p <= call.q
+    # Every program reads all of right.
+    return call.p <= call.q
 
 
 PATH = Path("hopper", "monarch", _why_not, _default_config, _candidates, _run, suits=_suits)
