@@ -1,0 +1,216 @@
+"""Monarch in one kernel: the hidden values of a token tile never leave the multiprocessor."""
+
+# Triton gives a kernel's parameters their types at launch.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_monarch_tiles import (
+    column_tile,
+    concatenate,
+    inner_tile,
+    is_aligned,
+    load_right,
+    load_tile,
+    matrix_descriptor,
+    narrow,
+    power_of_two_in,
+    right_descriptor,
+    separate,
+    store_interleaved,
+    tma_fits,
+)
+from blr_kernels.ops.triton_product import dot, input_precision, must_widen
+from blr_kernels.reference import Activation
+
+
+@triton.constexpr_function
+def place(part: int, lane: int, pieces: int, together: int, lanes: int) -> int:
+    """Where the first loop left piece ``part % pieces`` of input block ``part // pieces``."""
+    k, piece = divmod(part, pieces)
+    return ((k // together * pieces + piece) * together + k % together) * lanes + lane
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def fused_kernel(
+    x_ptr,  # (tokens, BLOCKS*P), strides (x_token, 1)
+    left_ptr,  # (BLOCKS*Q, BLOCKS*INNER), contiguous: row l*Q + s, column k*INNER + j
+    right_ptr,  # (BLOCKS*INNER, BLOCKS*P), contiguous: row k*INNER + j, column l*P + c
+    bias_ptr,  # (Q*BLOCKS); unused unless HAS_BIAS
+    out_ptr,  # (tokens, Q*BLOCKS), contiguous
+    tokens,
+    x_token,
+    BLOCKS: tl.constexpr,
+    INNER: tl.constexpr,
+    P: tl.constexpr,
+    Q: tl.constexpr,
+    LANES: tl.constexpr,
+    PER_SLICE: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    RIGHT_STAGES: tl.constexpr,
+    LEFT_STAGES: tl.constexpr,
+    TMA: tl.constexpr,
+    PDL: tl.constexpr,
+    PIN: tl.constexpr,
+):
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    PIECES: tl.constexpr = (INNER + BLOCK_J - 1) // BLOCK_J
+    SLICES: tl.constexpr = (Q + PER_SLICE - 1) // PER_SLICE
+    GROUPS: tl.constexpr = BLOCKS * PIECES // GROUP
+    dtype: tl.constexpr = out_ptr.dtype.element_ty
+    program = tl.program_id(0)
+    first = (program % SLICES) * PER_SLICE
+    lane = (program // SLICES) % (BLOCKS // LANES) * LANES
+    start = program // (SLICES * (BLOCKS // LANES)) * BLOCK_T
+
+    # Input blocks that are computed together share one pipeline, which fills and drains once.
+    hidden = ()
+    for first_k in tl.static_range(0, BLOCKS, TOGETHER):
+        for piece in tl.static_range(PIECES):
+            acc = ()
+            for _ in tl.static_range(TOGETHER):
+                acc = acc + (tl.zeros((BLOCK_T, LANES * BLOCK_J), dtype=tl.float32),)
+            for c in tl.range(0, P, BLOCK_P, num_stages=RIGHT_STAGES):
+                new = ()
+                for n in tl.static_range(TOGETHER):
+                    k = first_k + n
+                    x = load_tile(
+                        x_ptr, start, k * P + c, tokens, k * P + P, x_token,
+                        BLOCK_T, BLOCK_P, True, P % BLOCK_P != 0, TMA,
+                    )  # fmt: skip
+                    w = load_right(
+                        right_ptr, k * INNER, piece * BLOCK_J, lane, c,
+                        BLOCKS, INNER, P, LANES, BLOCK_J, BLOCK_P, TMA,
+                    )  # fmt: skip
+                    new = new + (dot(x, w.T, acc[n], INPUT_PRECISION, WIDEN),)
+                acc = new
+            for n in tl.static_range(TOGETHER):
+                hidden = hidden + separate(narrow(acc[n], dtype, PIN), LANES)
+
+    # One product of depth GROUP * BLOCK_J instead of GROUP small ones that wait for each other.
+    joined = ()
+    for i in tl.static_range(LANES):
+        for g in tl.static_range(GROUPS):
+            parts = ()
+            for n in tl.static_range(GROUP):
+                parts = parts + (hidden[place(g * GROUP + n, i, PIECES, TOGETHER, LANES)],)
+            joined = joined + (concatenate(parts),)
+
+    for step in tl.range(0, PER_SLICE, BLOCK_S, num_stages=LEFT_STAGES):
+        s = first + step
+        lanes = ()
+        for i in tl.static_range(LANES):
+            y = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
+            for g in tl.static_range(GROUPS):
+                w_y = load_tile(
+                    left_ptr, (lane + i) * Q + s,
+                    g * GROUP // PIECES * INNER + g * GROUP % PIECES * BLOCK_J,
+                    (lane + i) * Q + Q, g * GROUP // PIECES * INNER + INNER, BLOCKS * INNER,
+                    BLOCK_S, GROUP * BLOCK_J, Q % BLOCK_S != 0, INNER % BLOCK_J != 0, TMA,
+                )  # fmt: skip
+                y = dot(joined[i * GROUPS + g], w_y.T, y, INPUT_PRECISION, WIDEN)
+            lanes = lanes + (y,)
+        store_interleaved(
+            lanes, bias_ptr, out_ptr, start, tokens, s, lane,
+            BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
+        )  # fmt: skip
+
+
+def per_slice(call: Call, config: Config) -> int:
+    """Rows of an output block that one program computes: whole tiles, no slice empty."""
+    tiles = triton.cdiv(call.q, config["rows"])
+    slices = min(config["slices"], tiles)
+    return triton.cdiv(tiles, slices) * config["rows"]
+
+
+def run(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    """``x (tokens, b*p)``, left, right -> ``out (tokens, b*q)`` in one launch."""
+    left, right = factors
+    blocks, inner, lanes = call.blocks, call.inner, config["lanes"]
+    block_j, block_p = inner_tile(inner), column_tile(call.p, config["columns"])
+    pieces = triton.cdiv(inner, block_j)
+    whole = inner % block_j == 0
+    group = power_of_two_in(blocks * pieces, 256 // block_j) if whole else 1
+    rows = per_slice(call, config)
+    grid = (
+        triton.cdiv(call.tokens, config["tokens"])
+        * (blocks // lanes)
+        * triton.cdiv(call.q, rows),
+    )
+    left2 = left.view(blocks * call.q, call.rank)
+    tma = bool(config["tma"]) and is_aligned(x, left2, right.view(-1, call.p))
+    operands = (x, left2, right)
+    if tma:
+        operands = (
+            matrix_descriptor(x, config["tokens"], block_p),
+            matrix_descriptor(left2, config["rows"], group * block_j),
+            right_descriptor(right, lanes, block_j, block_p),
+        )
+    with torch.cuda.device_of(x):
+        fused_kernel[grid](
+            *operands,
+            bias,
+            out,
+            call.tokens,
+            x.stride(0),
+            BLOCKS=blocks,
+            INNER=inner,
+            P=call.p,
+            Q=call.q,
+            LANES=lanes,
+            PER_SLICE=rows,
+            TOGETHER=config["together"],
+            GROUP=group,
+            HAS_BIAS=bias is not None,
+            ACTIVATION=activation or "none",
+            INPUT_PRECISION=input_precision(x.dtype),
+            WIDEN=must_widen(x),
+            BLOCK_T=config["tokens"],
+            BLOCK_S=config["rows"],
+            BLOCK_P=block_p,
+            BLOCK_J=block_j,
+            RIGHT_STAGES=config["right_stages"],
+            LEFT_STAGES=config["left_stages"],
+            TMA=tma,
+            PDL=bool(config["pdl"]),
+            PIN=x.device.type != "cpu",
+            num_warps=config["warps"],
+            launch_pdl=bool(config["pdl"]),
+        )
+
+
+def why_not(call: Call) -> str:
+    return ""
+
+
+def default_config(call: Call) -> Config:
+    return {"tokens": 64, "rows": 32, "columns": 64, "lanes": power_of_two_in(call.blocks, 8), "slices": 1, "together": 1,
+            "warps": 8, "right_stages": 3, "left_stages": 3, "tma": int(tma_fits(call)), "pdl": 0}
+
+
+PATH = Path("fused", "monarch", why_not, default_config, lambda call: [default_config(call)], run)

@@ -1,0 +1,263 @@
+"""Monarch in two kernels: the hidden values go through global memory, where L2 keeps them."""
+
+# Triton gives a kernel's parameters their types at launch.
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_config import tokens_per_chunk
+from blr_kernels.ops.triton_monarch_tiles import (
+    column_tile,
+    inner_tile,
+    is_aligned,
+    load_right,
+    load_tile,
+    matrix_descriptor,
+    power_of_two_in,
+    right_descriptor,
+    separate,
+    store_interleaved,
+    tma_fits,
+)
+from blr_kernels.ops.triton_product import dot, input_precision, must_widen
+from blr_kernels.reference import Activation
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def first_kernel(
+    x_ptr,  # (tokens, BLOCKS*P), strides (x_token, 1)
+    right_ptr,  # (BLOCKS*INNER, BLOCKS, P), contiguous: row k*INNER + j, block l, column c
+    hidden_ptr,  # (BLOCKS, tokens, BLOCKS*INNER), contiguous: block l, token, column k*INNER + j
+    tokens,
+    x_token,
+    BLOCKS: tl.constexpr,
+    INNER: tl.constexpr,
+    P: tl.constexpr,
+    LANES: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_J: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    STAGES: tl.constexpr,
+    TMA: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """``hidden[l, t, k*m + j] = sum_c x[t, k*p + c] * right[k, j*b + l, c]``."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    PIECES: tl.constexpr = (INNER + BLOCK_J - 1) // BLOCK_J
+    PER_TILE: tl.constexpr = BLOCKS * PIECES * (BLOCKS // LANES)
+    program = tl.program_id(0)
+    start = program // PER_TILE * BLOCK_T
+    k = program % BLOCKS
+    j = program // BLOCKS % PIECES * BLOCK_J
+    lane = program // (BLOCKS * PIECES) % (BLOCKS // LANES) * LANES
+    h = tl.zeros((BLOCK_T, LANES * BLOCK_J), dtype=tl.float32)
+    for c in tl.range(0, P, BLOCK_P, num_stages=STAGES):
+        x = load_tile(
+            x_ptr, start, k * P + c, tokens, k * P + P, x_token,
+            BLOCK_T, BLOCK_P, True, P % BLOCK_P != 0, TMA,
+        )  # fmt: skip
+        w = load_right(
+            right_ptr, k * INNER, j, lane, c, BLOCKS, INNER, P, LANES, BLOCK_J, BLOCK_P, TMA
+        )
+        h = dot(x, w.T, h, INPUT_PRECISION, WIDEN)
+    n = tl.arange(0, LANES * BLOCK_J)
+    local = tl.arange(0, BLOCK_T)
+    block = (lane + n // BLOCK_J).to(tl.int64) * tokens
+    column = block * (BLOCKS * INNER) + k * INNER + j + n % BLOCK_J
+    base = hidden_ptr + tl.cast(start, tl.int64) * (BLOCKS * INNER)
+    mask = (local < tokens - start)[:, None]
+    if INNER % BLOCK_J != 0:
+        mask = mask & (n % BLOCK_J < INNER - j)[None, :]
+    at = base + local[:, None] * (BLOCKS * INNER) + column[None, :]
+    tl.store(at, h.to(hidden_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def second_kernel(
+    hidden_ptr,  # (BLOCKS, tokens, BLOCKS*INNER), contiguous
+    left_ptr,  # (BLOCKS*Q, BLOCKS*INNER), contiguous: row l*Q + s, column k*INNER + j
+    bias_ptr,  # (Q*BLOCKS); unused unless HAS_BIAS
+    out_ptr,  # (tokens, Q*BLOCKS), contiguous
+    tokens,
+    BLOCKS: tl.constexpr,
+    RANK: tl.constexpr,
+    Q: tl.constexpr,
+    LANES: tl.constexpr,
+    PER_SLICE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
+    TMA: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """``out[t, s*b + l] = act(sum_n hidden[l, t, n] * left[l, s, n] + bias[s*b + l])``."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    SLICES: tl.constexpr = (Q + PER_SLICE - 1) // PER_SLICE
+    program = tl.program_id(0)
+    lane = program % (BLOCKS // LANES) * LANES
+    first = program // (BLOCKS // LANES) % SLICES * PER_SLICE
+    start = program // (BLOCKS // LANES * SLICES) * BLOCK_T
+    if BLOCK_R >= RANK:
+        # All of the tile's hidden values stay on the multiprocessor while rows of left go past.
+        hidden = ()
+        for i in tl.static_range(LANES):
+            h_i = load_tile(
+                hidden_ptr + tl.cast(lane + i, tl.int64) * tokens * RANK, start, 0, tokens, RANK,
+                RANK, BLOCK_T, BLOCK_R, True, RANK < BLOCK_R, False,
+            )  # fmt: skip
+            hidden = hidden + (h_i,)
+        for step in tl.range(0, PER_SLICE, BLOCK_S, num_stages=STAGES):
+            s = first + step
+            lanes = ()
+            for i in tl.static_range(LANES):
+                w = load_tile(
+                    left_ptr, (lane + i) * Q + s, 0, (lane + i) * Q + Q, RANK, RANK,
+                    BLOCK_S, BLOCK_R, Q % BLOCK_S != 0, RANK < BLOCK_R, TMA,
+                )  # fmt: skip
+                y = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
+                lanes = lanes + (dot(hidden[i], w.T, y, INPUT_PRECISION, WIDEN),)
+            store_interleaved(
+                lanes, bias_ptr, out_ptr, start, tokens, s, lane,
+                BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
+            )  # fmt: skip
+    else:
+        tl.static_assert(PER_SLICE == BLOCK_S)
+        acc = ()
+        for _ in tl.static_range(LANES):
+            acc = acc + (tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32),)
+        for n in tl.range(0, RANK, BLOCK_R, num_stages=STAGES):
+            new = ()
+            for i in tl.static_range(LANES):
+                h = load_tile(
+                    hidden_ptr + tl.cast(lane + i, tl.int64) * tokens * RANK, start, n, tokens,
+                    RANK, RANK, BLOCK_T, BLOCK_R, True, RANK % BLOCK_R != 0, False,
+                )  # fmt: skip
+                v = load_tile(
+                    left_ptr, (lane + i) * Q + first, n, (lane + i) * Q + Q, RANK, RANK,
+                    BLOCK_S, BLOCK_R, Q % BLOCK_S != 0, RANK % BLOCK_R != 0, TMA,
+                )  # fmt: skip
+                new = new + (dot(h, v.T, acc[i], INPUT_PRECISION, WIDEN),)
+            acc = new
+        store_interleaved(
+            acc, bias_ptr, out_ptr, start, tokens, first, lane,
+            BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
+        )  # fmt: skip
+
+
+def run(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    """``x (tokens, b*p)``, left, right -> ``out (tokens, b*q)``, in chunks that bound the scratch."""
+    left, right = factors
+    blocks, inner, rank = call.blocks, call.inner, call.rank
+    block_j, block_p = inner_tile(inner), column_tile(call.p, config["first_columns"])
+    first_lanes, lanes = config["first_lanes"], config["lanes"]
+    rank_tile = max(16, triton.next_power_of_2(rank))
+    resident = rank_tile <= config["resident"]
+    block_r = rank_tile if resident else column_tile(rank, 64)
+    tiles = triton.cdiv(call.q, config["rows"])
+    slices = min(config["slices"], tiles) if resident else tiles
+    rows = triton.cdiv(tiles, slices) * config["rows"]
+    left2 = left.view(blocks * call.q, rank)
+    tma = bool(config["tma"]) and is_aligned(x, left2, right.view(-1, call.p))
+    pdl = bool(config["pdl"])
+    shared = {"INPUT_PRECISION": input_precision(x.dtype), "WIDEN": must_widen(x), "TMA": tma}
+    chunk = tokens_per_chunk(call.tokens, blocks * rank * call.itemsize)
+    hidden = x.new_empty((blocks, chunk, rank))
+    with torch.cuda.device_of(x):
+        for begin in range(0, call.tokens, chunk):
+            x_part, out_part = x[begin : begin + chunk], out[begin : begin + chunk]
+            tokens = out_part.shape[0]
+            inputs = (x_part, right)
+            if tma:
+                inputs = (
+                    matrix_descriptor(x_part, config["first_tokens"], block_p),
+                    right_descriptor(right, first_lanes, block_j, block_p),
+                )
+            grid = (
+                triton.cdiv(tokens, config["first_tokens"])
+                * (blocks * triton.cdiv(inner, block_j) * (blocks // first_lanes)),
+            )
+            first_kernel[grid](
+                *inputs,
+                hidden,
+                tokens,
+                x.stride(0),
+                BLOCKS=blocks,
+                INNER=inner,
+                P=call.p,
+                LANES=first_lanes,
+                BLOCK_T=config["first_tokens"],
+                BLOCK_J=block_j,
+                BLOCK_P=block_p,
+                STAGES=config["first_stages"],
+                PDL=pdl,
+                **shared,
+                num_warps=config["first_warps"],
+                launch_pdl=pdl,
+            )
+            weight = matrix_descriptor(left2, config["rows"], block_r) if tma else left2
+            grid = (
+                triton.cdiv(tokens, config["tokens"])
+                * (blocks // lanes)
+                * triton.cdiv(call.q, rows),
+            )
+            second_kernel[grid](
+                hidden,
+                weight,
+                bias,
+                out_part,
+                tokens,
+                BLOCKS=blocks,
+                RANK=rank,
+                Q=call.q,
+                LANES=lanes,
+                PER_SLICE=rows,
+                HAS_BIAS=bias is not None,
+                ACTIVATION=activation or "none",
+                BLOCK_T=config["tokens"],
+                BLOCK_S=config["rows"],
+                BLOCK_R=block_r,
+                STAGES=config["stages"],
+                PDL=pdl,
+                **shared,
+                num_warps=config["warps"],
+                launch_pdl=pdl,
+            )
+
+
+def why_not(call: Call) -> str:
+    return ""
+
+
+def default_config(call: Call) -> Config:
+    return {
+        "first_tokens": 64, "first_columns": 64, "first_lanes": power_of_two_in(call.blocks, 4), "first_warps": 4, "first_stages": 3,
+        "tokens": 64, "rows": 32, "lanes": power_of_two_in(call.blocks, 4), "slices": 1, "warps": 8, "stages": 3,
+        "resident": 256, "tma": int(tma_fits(call)), "pdl": 0}
+
+
+PATH = Path("two", "monarch", why_not, default_config, lambda call: [default_config(call)], run)
