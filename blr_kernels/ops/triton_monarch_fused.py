@@ -40,7 +40,8 @@ def place(part: int, lane: int, pieces: int, together: int, lanes: int) -> int:
 @triton.jit(do_not_specialize=["tokens"])
 def fused_kernel(
     x_ptr,  # (tokens, BLOCKS*P), strides (x_token, 1)
-    left_ptr,  # (BLOCKS*Q, BLOCKS*INNER), contiguous: row l*Q + s, column k*INNER + j
+    left_ptr,  # (BLOCKS*Q, BLOCKS*INNER), contiguous: row l*Q + s, column k*INNER + j;
+    # a pointer even if TMA where PER_SLICE == BLOCK_S
     right_ptr,  # (BLOCKS*INNER, BLOCKS*P), contiguous: row k*INNER + j, column l*P + c
     bias_ptr,  # (Q*BLOCKS); unused unless HAS_BIAS
     out_ptr,  # (tokens, Q*BLOCKS), contiguous
@@ -80,6 +81,19 @@ def fused_kernel(
     lane = (program // SLICES) % (BLOCKS // LANES) * LANES
     start = program // (SLICES * (BLOCKS // LANES)) * BLOCK_T
 
+    # A program with few outputs asks for its rows of left first, so that they come meanwhile.
+    early = ()
+    if PER_SLICE == BLOCK_S:
+        for i in tl.static_range(LANES):
+            for g in tl.static_range(GROUPS):
+                w_early = load_tile(
+                    left_ptr, (lane + i) * Q + first,
+                    g * GROUP // PIECES * INNER + g * GROUP % PIECES * BLOCK_J,
+                    (lane + i) * Q + Q, g * GROUP // PIECES * INNER + INNER, BLOCKS * INNER,
+                    BLOCK_S, GROUP * BLOCK_J, Q % BLOCK_S != 0, INNER % BLOCK_J != 0, False,
+                )  # fmt: skip
+                early = early + (w_early,)
+
     # Input blocks that are computed together share one pipeline, which fills and drains once.
     hidden = ()
     for first_k in tl.static_range(0, BLOCKS, TOGETHER):
@@ -113,24 +127,36 @@ def fused_kernel(
                 parts = parts + (hidden[place(g * GROUP + n, i, PIECES, TOGETHER, LANES)],)
             joined = joined + (concatenate(parts),)
 
-    for step in tl.range(0, PER_SLICE, BLOCK_S, num_stages=LEFT_STAGES):
-        s = first + step
-        lanes = ()
+    if PER_SLICE == BLOCK_S:
+        outputs = ()
         for i in tl.static_range(LANES):
             y = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
             for g in tl.static_range(GROUPS):
-                w_y = load_tile(
-                    left_ptr, (lane + i) * Q + s,
-                    g * GROUP // PIECES * INNER + g * GROUP % PIECES * BLOCK_J,
-                    (lane + i) * Q + Q, g * GROUP // PIECES * INNER + INNER, BLOCKS * INNER,
-                    BLOCK_S, GROUP * BLOCK_J, Q % BLOCK_S != 0, INNER % BLOCK_J != 0, TMA,
-                )  # fmt: skip
+                w_y = early[i * GROUPS + g]
                 y = dot(joined[i * GROUPS + g], w_y.T, y, INPUT_PRECISION, WIDEN)
-            lanes = lanes + (y,)
+            outputs = outputs + (y,)
         store_interleaved(
-            lanes, bias_ptr, out_ptr, start, tokens, s, lane,
+            outputs, bias_ptr, out_ptr, start, tokens, first, lane,
             BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
         )  # fmt: skip
+    else:
+        for step in tl.range(0, PER_SLICE, BLOCK_S, num_stages=LEFT_STAGES):
+            lanes = ()
+            for i in tl.static_range(LANES):
+                z = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
+                for g in tl.static_range(GROUPS):
+                    w_z = load_tile(
+                        left_ptr, (lane + i) * Q + first + step,
+                        g * GROUP // PIECES * INNER + g * GROUP % PIECES * BLOCK_J,
+                        (lane + i) * Q + Q, g * GROUP // PIECES * INNER + INNER, BLOCKS * INNER,
+                        BLOCK_S, GROUP * BLOCK_J, Q % BLOCK_S != 0, INNER % BLOCK_J != 0, TMA,
+                    )  # fmt: skip
+                    z = dot(joined[i * GROUPS + g], w_z.T, z, INPUT_PRECISION, WIDEN)
+                lanes = lanes + (z,)
+            store_interleaved(
+                lanes, bias_ptr, out_ptr, start, tokens, first + step, lane,
+                BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
+            )  # fmt: skip
 
 
 def per_slice(call: Call, config: Config) -> int:
@@ -168,7 +194,7 @@ def run(
     if tma:
         operands = (
             matrix_descriptor(x, config["tokens"], block_p),
-            matrix_descriptor(left2, config["rows"], group * block_j),
+            left2 if rows == config["rows"] else matrix_descriptor(left2, config["rows"], group * block_j),
             right_descriptor(right, lanes, block_j, block_p),
         )
     with torch.cuda.device_of(x):
