@@ -1,7 +1,7 @@
 """Monarch in one kernel: the hidden values of a token tile never leave the multiprocessor."""
 
 # Triton gives a kernel's parameters their types at launch.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,assignment,var-annotated"
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blr_kernels.ops import triton_monarch_config as config_of
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_monarch_tiles import (
-    column_tile,
     concatenate,
-    inner_tile,
     is_aligned,
     load_right,
     load_tile,
     matrix_descriptor,
     narrow,
-    power_of_two_in,
     right_descriptor,
     separate,
     store_interleaved,
-    tma_fits,
 )
 from blr_kernels.ops.triton_product import dot, input_precision, must_widen
 from blr_kernels.reference import Activation
@@ -92,7 +89,7 @@ def fused_kernel(
                     (lane + i) * Q + Q, g * GROUP // PIECES * INNER + INNER, BLOCKS * INNER,
                     BLOCK_S, GROUP * BLOCK_J, Q % BLOCK_S != 0, INNER % BLOCK_J != 0, False,
                 )  # fmt: skip
-                early = early + (w_early,)
+                early += (w_early,)
 
     # Input blocks that are computed together share one pipeline, which fills and drains once.
     hidden = ()
@@ -100,7 +97,7 @@ def fused_kernel(
         for piece in tl.static_range(PIECES):
             acc = ()
             for _ in tl.static_range(TOGETHER):
-                acc = acc + (tl.zeros((BLOCK_T, LANES * BLOCK_J), dtype=tl.float32),)
+                acc += (tl.zeros((BLOCK_T, LANES * BLOCK_J), dtype=tl.float32),)
             for c in tl.range(0, P, BLOCK_P, num_stages=RIGHT_STAGES):
                 new = ()
                 for n in tl.static_range(TOGETHER):
@@ -113,7 +110,7 @@ def fused_kernel(
                         right_ptr, k * INNER, piece * BLOCK_J, lane, c,
                         BLOCKS, INNER, P, LANES, BLOCK_J, BLOCK_P, TMA,
                     )  # fmt: skip
-                    new = new + (dot(x, w.T, acc[n], INPUT_PRECISION, WIDEN),)
+                    new += (dot(x, w.T, acc[n], INPUT_PRECISION, WIDEN),)
                 acc = new
             for n in tl.static_range(TOGETHER):
                 hidden = hidden + separate(narrow(acc[n], dtype, PIN), LANES)
@@ -124,8 +121,8 @@ def fused_kernel(
         for g in tl.static_range(GROUPS):
             parts = ()
             for n in tl.static_range(GROUP):
-                parts = parts + (hidden[place(g * GROUP + n, i, PIECES, TOGETHER, LANES)],)
-            joined = joined + (concatenate(parts),)
+                parts += (hidden[place(g * GROUP + n, i, PIECES, TOGETHER, LANES)],)
+            joined += (concatenate(parts),)
 
     if PER_SLICE == BLOCK_S:
         outputs = ()
@@ -134,7 +131,7 @@ def fused_kernel(
             for g in tl.static_range(GROUPS):
                 w_y = early[i * GROUPS + g]
                 y = dot(joined[i * GROUPS + g], w_y.T, y, INPUT_PRECISION, WIDEN)
-            outputs = outputs + (y,)
+            outputs += (y,)
         store_interleaved(
             outputs, bias_ptr, out_ptr, start, tokens, first, lane,
             BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
@@ -152,18 +149,11 @@ def fused_kernel(
                         BLOCK_S, GROUP * BLOCK_J, Q % BLOCK_S != 0, INNER % BLOCK_J != 0, TMA,
                     )  # fmt: skip
                     z = dot(joined[i * GROUPS + g], w_z.T, z, INPUT_PRECISION, WIDEN)
-                lanes = lanes + (z,)
+                lanes += (z,)
             store_interleaved(
                 lanes, bias_ptr, out_ptr, start, tokens, first + step, lane,
                 BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
             )  # fmt: skip
-
-
-def per_slice(call: Call, config: Config) -> int:
-    """Rows of an output block that one program computes: whole tiles, no slice empty."""
-    tiles = triton.cdiv(call.q, config["rows"])
-    slices = min(config["slices"], tiles)
-    return triton.cdiv(tiles, slices) * config["rows"]
 
 
 def run(
@@ -177,66 +167,60 @@ def run(
 ) -> None:
     """``x (tokens, b*p)``, left, right -> ``out (tokens, b*q)`` in one launch."""
     left, right = factors
-    blocks, inner, lanes = call.blocks, call.inner, config["lanes"]
-    block_j, block_p = inner_tile(inner), column_tile(call.p, config["columns"])
-    pieces = triton.cdiv(inner, block_j)
-    whole = inner % block_j == 0
-    group = power_of_two_in(blocks * pieces, 256 // block_j) if whole else 1
-    rows = per_slice(call, config)
-    grid = (
-        triton.cdiv(call.tokens, config["tokens"])
-        * (blocks // lanes)
-        * triton.cdiv(call.q, rows),
-    )
-    left2 = left.view(blocks * call.q, call.rank)
-    tma = bool(config["tma"]) and is_aligned(x, left2, right.view(-1, call.p))
-    operands = (x, left2, right)
+    left = left.view(call.blocks * call.q, call.rank)
+    if config["tma"] and not is_aligned(x, left, right):
+        config = config_of.fused_candidates(call, copy_engine=False)[0]
+    tma, pdl = bool(config["tma"]), bool(config["pdl"]) and x.device.type != "cpu"
+    tokens, rows, lanes = config["tokens"], config["rows"], config["lanes"]
+    tile, step = config_of.inner_tile(call), config_of.step_over(call.p, config["columns"])
+    group, per_slice = config_of.group(call), config_of.per_slice(call, config)
+    operands = (x, left, right)
     if tma:
         operands = (
-            matrix_descriptor(x, config["tokens"], block_p),
-            left2 if rows == config["rows"] else matrix_descriptor(left2, config["rows"], group * block_j),
-            right_descriptor(right, lanes, block_j, block_p),
+            matrix_descriptor(x, tokens, step),
+            left if per_slice == rows else matrix_descriptor(left, rows, group * tile),
+            right_descriptor(right, lanes, tile, step),
         )
+    programs = triton.cdiv(call.tokens, tokens) * (call.blocks // lanes)
     with torch.cuda.device_of(x):
-        fused_kernel[grid](
+        fused_kernel[(programs * triton.cdiv(call.q, per_slice),)](
             *operands,
             bias,
             out,
             call.tokens,
             x.stride(0),
-            BLOCKS=blocks,
-            INNER=inner,
+            BLOCKS=call.blocks,
+            INNER=call.inner,
             P=call.p,
             Q=call.q,
             LANES=lanes,
-            PER_SLICE=rows,
+            PER_SLICE=per_slice,
             TOGETHER=config["together"],
             GROUP=group,
             HAS_BIAS=bias is not None,
             ACTIVATION=activation or "none",
             INPUT_PRECISION=input_precision(x.dtype),
             WIDEN=must_widen(x),
-            BLOCK_T=config["tokens"],
-            BLOCK_S=config["rows"],
-            BLOCK_P=block_p,
-            BLOCK_J=block_j,
+            BLOCK_T=tokens,
+            BLOCK_S=rows,
+            BLOCK_P=step,
+            BLOCK_J=tile,
             RIGHT_STAGES=config["right_stages"],
             LEFT_STAGES=config["left_stages"],
             TMA=tma,
-            PDL=bool(config["pdl"]),
+            PDL=pdl,
             PIN=x.device.type != "cpu",
             num_warps=config["warps"],
-            launch_pdl=bool(config["pdl"]),
+            launch_pdl=pdl,
         )
 
 
-def why_not(call: Call) -> str:
-    return ""
-
-
-def default_config(call: Call) -> Config:
-    return {"tokens": 64, "rows": 32, "columns": 64, "lanes": power_of_two_in(call.blocks, 8), "slices": 1, "together": 1,
-            "warps": 8, "right_stages": 3, "left_stages": 3, "tma": int(tma_fits(call)), "pdl": 0}
-
-
-PATH = Path("fused", "monarch", why_not, default_config, lambda call: [default_config(call)], run)
+PATH = Path(
+    name="fused",
+    op="monarch",
+    why_not=config_of.fused_why_not,
+    default_config=lambda call: config_of.fused_candidates(call)[0],
+    candidates=config_of.fused_candidates,
+    run=run,
+)
+"""Hidden values stay on the multiprocessor: one launch and no scratch."""

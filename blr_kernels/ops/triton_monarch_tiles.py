@@ -1,7 +1,7 @@
 """Loads and stores of Monarch's kernels: strided factors in, interleaved outputs out."""
 
 # Triton gives a kernel's parameters their types at launch.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,assignment,var-annotated"
 
 from __future__ import annotations
 
@@ -12,46 +12,16 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from blr_kernels.ops.paths import Call
 from blr_kernels.ops.triton_product import activate
 
 TMA_ALIGNMENT = 16
 """Bytes to which the copy engine wants addresses and row strides aligned."""
 
 
-def power_of_two_in(size: int, most: int) -> int:
-    """The largest power of two that divides ``size``, at most ``most``."""
-    return min(size & -size, most)
-
-
-def inner_tile(inner: int) -> int:
-    """Columns of one hidden piece: divides m if that leaves pieces of 16 or more, else masked."""
-    dividing = power_of_two_in(inner, 64)
-    return dividing if dividing >= 16 else min(64, max(16, 1 << (inner - 1).bit_length()))
-
-
-def column_tile(size: int, most: int) -> int:
-    """Step over a summed dimension: divides it if 16 or more does, else masked."""
-    dividing = power_of_two_in(size, most)
-    return dividing if dividing >= 16 else min(most, max(16, 1 << (size - 1).bit_length()))
-
-
-def tma_fits(call: Call) -> bool:
-    """Whether the copy engine can read every operand: strides aligned, tiles whole."""
-    strides = (call.in_features, call.p, call.rank)
-    return (
-        call.device.capability >= (9, 0)
-        and call.itemsize == 2
-        and all(stride * call.itemsize % TMA_ALIGNMENT == 0 for stride in strides)
-        and call.p % 16 == 0
-        and call.inner % 16 == 0
-    )
-
-
 def is_aligned(*tensors: Tensor) -> bool:
     """Whether the copy engine may read these: base and row stride of each."""
     return all(
-        t.data_ptr() % TMA_ALIGNMENT == 0 and t.stride(0) * t.element_size() % TMA_ALIGNMENT == 0
+        t.data_ptr() % TMA_ALIGNMENT == 0 and t.stride(-2) * t.element_size() % TMA_ALIGNMENT == 0
         for t in tensors
     )
 
@@ -64,9 +34,7 @@ def matrix_descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
 def right_descriptor(right: Tensor, lanes: int, rows: int, columns: int) -> Any:
     """A descriptor of ``right (b, r, p)`` for ``load_right``: (block l, row k*m + j, column)."""
     blocks, rank, p = right.shape
-    return TensorDescriptor(
-        right, [blocks, rank, p], [p, blocks * p, 1], [lanes, rows, columns]
-    )
+    return TensorDescriptor(right, [blocks, rank, p], [p, blocks * p, 1], [lanes, rows, columns])
 
 
 @triton.jit
@@ -78,17 +46,11 @@ def interleave(parts):
     elif count == 2:
         joined = tl.interleave(parts[0], parts[1])
     elif count == 4:
-        joined = tl.interleave(
-            tl.interleave(parts[0], parts[2]), tl.interleave(parts[1], parts[3])
-        )
+        joined = tl.interleave(tl.interleave(parts[0], parts[2]), tl.interleave(parts[1], parts[3]))
     else:
         tl.static_assert(count == 8)
-        even = tl.interleave(
-            tl.interleave(parts[0], parts[4]), tl.interleave(parts[2], parts[6])
-        )
-        odd = tl.interleave(
-            tl.interleave(parts[1], parts[5]), tl.interleave(parts[3], parts[7])
-        )
+        even = tl.interleave(tl.interleave(parts[0], parts[4]), tl.interleave(parts[2], parts[6]))
+        odd = tl.interleave(tl.interleave(parts[1], parts[5]), tl.interleave(parts[3], parts[7]))
         joined = tl.interleave(even, odd)
     return joined
 
@@ -134,7 +96,7 @@ def lanes_of(vector, COUNT: tl.constexpr):
         even, odd = lanes_of(first, COUNT // 2), lanes_of(second, COUNT // 2)
         lanes = ()
         for i in tl.static_range(COUNT // 2):
-            lanes = lanes + (even[i], odd[i])
+            lanes += (even[i], odd[i])
     return lanes
 
 
@@ -238,10 +200,7 @@ def store_interleaved(
     """Adds the bias, activates and stores column ``s*BLOCKS + l`` for each of the accumulators."""
     LANES: tl.constexpr = len(parts)
     offs = tl.arange(0, BLOCK_S * LANES)
-    if LANES == BLOCKS:
-        column = offs
-    else:
-        column = offs // LANES * BLOCKS + offs % LANES
+    column = offs if LANES == BLOCKS else offs // LANES * BLOCKS + offs % LANES
     if HAS_BIAS:
         at_bias = bias_ptr + s * BLOCKS + lane + column
         if Q % BLOCK_S == 0:
@@ -254,7 +213,7 @@ def store_interleaved(
         if HAS_BIAS:
             # Before the interleaving, so that only one block's outputs are held in fp32.
             y += bias[i].to(tl.float32)[None, :]
-        done = done + (activate(y, ACTIVATION).to(out_ptr.dtype.element_ty),)
+        done += (activate(y, ACTIVATION).to(out_ptr.dtype.element_ty),)
     whole = interleave(done)
     local = tl.arange(0, BLOCK_T)
     base = out_ptr + tl.cast(start, tl.int64) * (Q * BLOCKS) + s * BLOCKS + lane

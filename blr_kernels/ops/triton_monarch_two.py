@@ -1,7 +1,7 @@
 """Monarch in two kernels: the hidden values go through global memory, where L2 keeps them."""
 
 # Triton gives a kernel's parameters their types at launch.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def,assignment,var-annotated"
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from blr_kernels.ops import triton_monarch_config as config_of
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_config import tokens_per_chunk
 from blr_kernels.ops.triton_monarch_tiles import (
-    column_tile,
-    inner_tile,
     is_aligned,
     load_right,
     load_tile,
     matrix_descriptor,
-    power_of_two_in,
     right_descriptor,
-    separate,
     store_interleaved,
-    tma_fits,
 )
 from blr_kernels.ops.triton_product import dot, input_precision, must_widen
 from blr_kernels.reference import Activation
@@ -122,7 +118,7 @@ def second_kernel(
                 hidden_ptr + tl.cast(lane + i, tl.int64) * tokens * RANK, start, 0, tokens, RANK,
                 RANK, BLOCK_T, BLOCK_R, True, RANK < BLOCK_R, False,
             )  # fmt: skip
-            hidden = hidden + (h_i,)
+            hidden += (h_i,)
         for step in tl.range(0, PER_SLICE, BLOCK_S, num_stages=STAGES):
             s = first + step
             lanes = ()
@@ -132,7 +128,7 @@ def second_kernel(
                     BLOCK_S, BLOCK_R, Q % BLOCK_S != 0, RANK < BLOCK_R, TMA,
                 )  # fmt: skip
                 y = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
-                lanes = lanes + (dot(hidden[i], w.T, y, INPUT_PRECISION, WIDEN),)
+                lanes += (dot(hidden[i], w.T, y, INPUT_PRECISION, WIDEN),)
             store_interleaved(
                 lanes, bias_ptr, out_ptr, start, tokens, s, lane,
                 BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
@@ -141,7 +137,7 @@ def second_kernel(
         tl.static_assert(PER_SLICE == BLOCK_S)
         acc = ()
         for _ in tl.static_range(LANES):
-            acc = acc + (tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32),)
+            acc += (tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32),)
         for n in tl.range(0, RANK, BLOCK_R, num_stages=STAGES):
             new = ()
             for i in tl.static_range(LANES):
@@ -153,7 +149,7 @@ def second_kernel(
                     left_ptr, (lane + i) * Q + first, n, (lane + i) * Q + Q, RANK, RANK,
                     BLOCK_S, BLOCK_R, Q % BLOCK_S != 0, RANK % BLOCK_R != 0, TMA,
                 )  # fmt: skip
-                new = new + (dot(h, v.T, acc[i], INPUT_PRECISION, WIDEN),)
+                new += (dot(h, v.T, acc[i], INPUT_PRECISION, WIDEN),)
             acc = new
         store_interleaved(
             acc, bias_ptr, out_ptr, start, tokens, first, lane,
@@ -170,64 +166,58 @@ def run(
     out: Tensor,
     config: Config,
 ) -> None:
-    """``x (tokens, b*p)``, left, right -> ``out (tokens, b*q)``, in chunks that bound the scratch."""
+    """``x (tokens, b*p)``, left, right -> ``out (tokens, b*q)``; chunks bound the scratch."""
     left, right = factors
-    blocks, inner, rank = call.blocks, call.inner, call.rank
-    block_j, block_p = inner_tile(inner), column_tile(call.p, config["first_columns"])
-    first_lanes, lanes = config["first_lanes"], config["lanes"]
-    rank_tile = max(16, triton.next_power_of_2(rank))
-    resident = rank_tile <= config["resident"]
-    block_r = rank_tile if resident else column_tile(rank, 64)
-    tiles = triton.cdiv(call.q, config["rows"])
-    slices = min(config["slices"], tiles) if resident else tiles
-    rows = triton.cdiv(tiles, slices) * config["rows"]
-    left2 = left.view(blocks * call.q, rank)
-    tma = bool(config["tma"]) and is_aligned(x, left2, right.view(-1, call.p))
-    pdl = bool(config["pdl"])
-    shared = {"INPUT_PRECISION": input_precision(x.dtype), "WIDEN": must_widen(x), "TMA": tma}
+    blocks, rank = call.blocks, call.rank
+    left = left.view(blocks * call.q, rank)
+    if config["tma"] and not is_aligned(x, left, right):
+        config = config_of.two_candidates(call, copy_engine=False)[0]
+    tma, pdl = bool(config["tma"]), bool(config["pdl"]) and x.device.type != "cpu"
+    tile, step = config_of.inner_tile(call), config_of.step_over(call.p, config["first_columns"])
+    first_lanes, lanes, rows = config["first_lanes"], config["lanes"], config["rows"]
+    rank_step = config_of.rank_step(call, config)
+    per_slice = config_of.per_slice(call, config) if config_of.is_resident(call, config) else rows
+    both = {
+        "INPUT_PRECISION": input_precision(x.dtype),
+        "WIDEN": must_widen(x),
+        "TMA": tma,
+        "PDL": pdl,
+        "launch_pdl": pdl,
+    }
+    weights = (right, left)
+    if tma:
+        weights = (
+            right_descriptor(right, first_lanes, tile, step),
+            matrix_descriptor(left, rows, rank_step),
+        )
     chunk = tokens_per_chunk(call.tokens, blocks * rank * call.itemsize)
     hidden = x.new_empty((blocks, chunk, rank))
     with torch.cuda.device_of(x):
-        for begin in range(0, call.tokens, chunk):
-            x_part, out_part = x[begin : begin + chunk], out[begin : begin + chunk]
+        for start in range(0, call.tokens, chunk):
+            x_part, out_part = x[start : start + chunk], out[start : start + chunk]
             tokens = out_part.shape[0]
-            inputs = (x_part, right)
-            if tma:
-                inputs = (
-                    matrix_descriptor(x_part, config["first_tokens"], block_p),
-                    right_descriptor(right, first_lanes, block_j, block_p),
-                )
-            grid = (
-                triton.cdiv(tokens, config["first_tokens"])
-                * (blocks * triton.cdiv(inner, block_j) * (blocks // first_lanes)),
-            )
-            first_kernel[grid](
-                *inputs,
+            programs = triton.cdiv(tokens, config["first_tokens"]) * (blocks // first_lanes)
+            first_kernel[(programs * blocks * config_of.pieces(call),)](
+                matrix_descriptor(x_part, config["first_tokens"], step) if tma else x_part,
+                weights[0],
                 hidden,
                 tokens,
                 x.stride(0),
                 BLOCKS=blocks,
-                INNER=inner,
+                INNER=call.inner,
                 P=call.p,
                 LANES=first_lanes,
                 BLOCK_T=config["first_tokens"],
-                BLOCK_J=block_j,
-                BLOCK_P=block_p,
+                BLOCK_J=tile,
+                BLOCK_P=step,
                 STAGES=config["first_stages"],
-                PDL=pdl,
-                **shared,
                 num_warps=config["first_warps"],
-                launch_pdl=pdl,
+                **both,
             )
-            weight = matrix_descriptor(left2, config["rows"], block_r) if tma else left2
-            grid = (
-                triton.cdiv(tokens, config["tokens"])
-                * (blocks // lanes)
-                * triton.cdiv(call.q, rows),
-            )
-            second_kernel[grid](
+            programs = triton.cdiv(tokens, config["tokens"]) * (blocks // lanes)
+            second_kernel[(programs * triton.cdiv(call.q, per_slice),)](
                 hidden,
-                weight,
+                weights[1],
                 bias,
                 out_part,
                 tokens,
@@ -235,29 +225,24 @@ def run(
                 RANK=rank,
                 Q=call.q,
                 LANES=lanes,
-                PER_SLICE=rows,
+                PER_SLICE=per_slice,
                 HAS_BIAS=bias is not None,
                 ACTIVATION=activation or "none",
                 BLOCK_T=config["tokens"],
-                BLOCK_S=config["rows"],
-                BLOCK_R=block_r,
+                BLOCK_S=rows,
+                BLOCK_R=rank_step,
                 STAGES=config["stages"],
-                PDL=pdl,
-                **shared,
                 num_warps=config["warps"],
-                launch_pdl=pdl,
+                **both,
             )
 
 
-def why_not(call: Call) -> str:
-    return ""
-
-
-def default_config(call: Call) -> Config:
-    return {
-        "first_tokens": 64, "first_columns": 64, "first_lanes": power_of_two_in(call.blocks, 4), "first_warps": 4, "first_stages": 3,
-        "tokens": 64, "rows": 32, "lanes": power_of_two_in(call.blocks, 4), "slices": 1, "warps": 8, "stages": 3,
-        "resident": 256, "tma": int(tma_fits(call)), "pdl": 0}
-
-
-PATH = Path("two", "monarch", why_not, default_config, lambda call: [default_config(call)], run)
+PATH = Path(
+    name="two",
+    op="monarch",
+    why_not=lambda call: "",
+    default_config=lambda call: config_of.two_candidates(call)[0],
+    candidates=config_of.two_candidates,
+    run=run,
+)
+"""Each factor has a kernel: for large inputs of a block, whose first product fills the device."""
