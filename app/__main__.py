@@ -1,4 +1,4 @@
-"""The command `blr-lab`: open the page, convert a checkpoint, describe this machine."""
+"""The command `blr-lab`: open the page, convert a checkpoint, describe this machine, measure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+bench = typer.Typer(help="Measure speed on a GPU.", no_args_is_help=True)
+cli.add_typer(bench, name="bench")
 
 
 class Kind(StrEnum):
@@ -125,6 +129,21 @@ def info(
         print_info(device)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+# The options, --help among them, are those of `python -m blr_kernels.bench`.
+@bench.command(
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],
+    }
+)
+def layers(context: typer.Context) -> None:
+    """Measure single layers: dense, low rank, PyTorch and every kernel path; see --help."""
+    from blr_kernels.bench.command import main as measure
+
+    raise typer.Exit(measure(context.args, prog="blr-lab bench layers"))
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from blr_kernels.grouped import BLRGroup
     from blr_kernels.nn import (
         BlastLinear,
         BLRLinear,
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
         Backend,
         Explanation,
         blast_linear,
+        blast_linear_grouped,
+        blast_linear_int8,
         explain,
         low_rank_linear,
         monarch_linear,
         triton_available,
     )
+    from blr_kernels.quantize import Int8BlastLinear, quantize_, quantize_blast
     from blr_kernels.structures import (
         Blast,
         LowRank,
@@ -35,20 +39,26 @@ if TYPE_CHECKING:
     )
 
 _MODULES = {
+    "BLRGroup": "grouped",
     "BLRLinear": "nn",
     "Backend": "ops",
     "Blast": "structures",
     "BlastLinear": "nn",
     "Explanation": "ops",
+    "Int8BlastLinear": "quantize",
     "LowRank": "structures",
     "LowRankLinear": "nn",
     "Monarch": "structures",
     "MonarchLinear": "nn",
     "Structure": "structures",
     "blast_linear": "ops",
+    "blast_linear_grouped": "ops",
+    "blast_linear_int8": "ops",
     "explain": "ops",
     "low_rank_linear": "ops",
     "monarch_linear": "ops",
+    "quantize_": "quantize",
+    "quantize_blast": "quantize",
     "set_backend_": "nn",
     "structure_from_dict": "structures",
     "structure_with_budget": "structures",
@@ -56,20 +66,26 @@ _MODULES = {
 }
 
 __all__ = [
+    "BLRGroup",
     "BLRLinear",
     "Backend",
     "Blast",
     "BlastLinear",
     "Explanation",
+    "Int8BlastLinear",
     "LowRank",
     "LowRankLinear",
     "Monarch",
     "MonarchLinear",
     "Structure",
     "blast_linear",
+    "blast_linear_grouped",
+    "blast_linear_int8",
     "explain",
     "low_rank_linear",
     "monarch_linear",
+    "quantize_",
+    "quantize_blast",
     "set_backend_",
     "structure_from_dict",
     "structure_with_budget",

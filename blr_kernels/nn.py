@@ -293,7 +293,10 @@ def set_backend_(model: nn.Module, backend: Backend) -> int:
     """
     if not isinstance(backend, Backend):
         raise TypeError(f"backend must be a Backend, got {type(backend).__name__} {backend!r}")
-    layers = [module for module in model.modules() if isinstance(module, BLRLinear)]
+    from blr_kernels.quantize import Int8BlastLinear  # it imports this module
+
+    kinds = (BLRLinear, Int8BlastLinear)
+    layers = [module for module in model.modules() if isinstance(module, kinds)]
     for layer in layers:
         layer.backend = backend
     return len(layers)

@@ -2,6 +2,8 @@
 
 from blr_kernels.ops.backend import Backend, Explanation, explain, triton_available
 from blr_kernels.ops.blast import blast_linear
+from blr_kernels.ops.blast_grouped import blast_linear_grouped
+from blr_kernels.ops.int8 import blast_linear_int8
 from blr_kernels.ops.low_rank import low_rank_linear
 from blr_kernels.ops.monarch import monarch_linear
 
@@ -9,6 +11,8 @@ __all__ = [
     "Backend",
     "Explanation",
     "blast_linear",
+    "blast_linear_grouped",
+    "blast_linear_int8",
     "explain",
     "low_rank_linear",
     "monarch_linear",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from blr_kernels.structures import Structure
+from blr_kernels.structures import LowRank, Structure
 
 TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_AUTO_CAPABILITY = (8, 0)
@@ -29,11 +29,35 @@ class Backend(enum.Enum):
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which implementation runs, why that one, and why not each other one."""
+    """Which implementation runs, why that one, and why not each other one.
+
+    Attributes:
+        implementation: what runs: kernels of this package, or PyTorch's products.
+        reason: why.
+        others: for each other implementation the reason why not.
+        path: name of the path that runs, "" where the tokens were not told or the layer runs as
+            plain PyTorch ops.
+        config: its launch sizes.
+        source: where they are from: tuned at so many tokens, or computed.
+        other_paths: for each other path the reason why not.
+    """
 
     implementation: Backend
     reason: str
     others: Mapping[Backend, str]
+    path: str = ""
+    config: Mapping[str, int] = field(default_factory=dict)
+    source: str = ""
+    other_paths: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{self.reason} ({self.implementation.value})"]
+        if self.path:
+            sizes = ", ".join(f"{name}={value}" for name, value in self.config.items())
+            lines += [f"path {self.path}: {sizes}", f"config: {self.source}"]
+        lines += [f"not {name}: {why}" for name, why in self.other_paths.items()]
+        lines += [f"not {backend.value}: {why}" for backend, why in self.others.items()]
+        return "\n".join(lines)
 
 
 def _load_triton() -> tuple[bool, str]:
@@ -130,23 +154,69 @@ def explain(
     dtype: torch.dtype,
     device: torch.device | str,
     backend: Backend = Backend.AUTO,
+    tokens: int | None = None,
 ) -> Explanation:
-    """Says which implementation a layer of this size runs on, and why another does not.
+    """Says what a layer of this size runs on, and why something else does not.
+
+    Args:
+        structure, in_features, out_features: of the layer.
+        dtype, device: of its input and factors.
+        backend: what is asked for.
+        tokens: rows of its input; with them the explanation names path and launch config too.
 
     Raises:
-        ValueError: if the structure does not fit the sizes.
+        ValueError: if the structure does not fit the sizes, or the tokens are not positive.
         RuntimeError: if ``Backend.TRITON`` is asked for and cannot run.
     """
-    structure.padded(in_features, out_features)
+    padded = structure.padded(in_features, out_features)
+    if tokens is not None and tokens < 1:
+        raise ValueError(f"tokens must be at least 1, got {tokens}")
     device = torch.device(device)
     layer = f"{structure} {in_features} -> {out_features}"
     if runs_on_triton(backend, device, dtype):
-        why = "asked for" if backend is Backend.TRITON else "the fastest on this device"
-        not_torch = "Backend.TRITON was asked for" if backend is Backend.TRITON else "slower here"
-        return Explanation(Backend.TRITON, f"{layer}: {why}", {Backend.TORCH: not_torch})
+        asked = backend is Backend.TRITON
+        not_torch = "Backend.TRITON was asked for" if asked else "slower here"
+        told = Explanation(
+            Backend.TRITON,
+            f"{layer}: {'asked for' if asked else 'the fastest on this device'}",
+            {Backend.TORCH: not_torch},
+        )
+        if tokens is None:
+            return told
+        return _with_path(told, structure, padded, tokens, dtype, device, kernels_only=asked)
     cannot = why_not_triton(device, dtype)
     if backend is Backend.TORCH:
         reason, not_triton = "asked for", cannot or "Backend.TORCH was asked for"
     else:
         reason = not_triton = cannot or why_not_auto(device, dtype)
     return Explanation(Backend.TORCH, f"{layer}: {reason}", {Backend.TRITON: not_triton})
+
+
+def _with_path(
+    told: Explanation,
+    structure: Structure,
+    padded: tuple[int, int],
+    tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    kernels_only: bool,
+) -> Explanation:
+    """Adds the path of a call with so many tokens to an explanation of the package's kernels."""
+    from blr_kernels.ops.choice import choose, why_not_others
+    from blr_kernels.ops.paths import Call, limits_of
+
+    blocks = 1 if isinstance(structure, LowRank) else structure.blocks
+    call = Call(structure.kind, tokens, *padded, blocks, structure.rank, dtype, limits_of(device))
+    choice = choose(call, kernels_only)
+    others = why_not_others(call, choice, kernels_only)
+    if choice.path.library:
+        not_triton = "; ".join(f"{name}: {why}" for name, why in others.items())
+        told = Explanation(Backend.TORCH, told.reason, {Backend.TRITON: not_triton})
+    return replace(
+        told,
+        path=choice.path.name,
+        config=choice.config,
+        source=choice.source,
+        other_paths=others,
+    )

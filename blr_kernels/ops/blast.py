@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from blr_kernels import reference
 from blr_kernels.ops.backend import Backend, runs_on_triton
-from blr_kernels.ops.backward import activation_gradient, blast_gradients
+from blr_kernels.ops.backward import blast_gradients
 from blr_kernels.ops.checks import (
     autocast,
     check_activation,
@@ -18,63 +15,10 @@ from blr_kernels.ops.checks import (
     check_shape,
     check_tensors,
 )
+from blr_kernels.ops.registration import register
 from blr_kernels.reference import Activation
 
-OP = "blr_kernels::blast_linear"
-
-torch.library.define(
-    OP,
-    "(Tensor x, Tensor left, Tensor coupling, Tensor right, Tensor? bias, str? activation)"
-    " -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-)
-_blast_op = torch.ops.blr_kernels.blast_linear.default
-
-
-@torch.library.impl(OP, ("cpu", "cuda"))
-def _run(
-    x: Tensor,
-    left: Tensor,
-    coupling: Tensor,
-    right: Tensor,
-    bias: Tensor | None,
-    activation: Activation | None,
-) -> Tensor:
-    from blr_kernels.ops.triton_blast import blast_forward
-
-    return blast_forward(x, left, coupling, right, bias, activation)
-
-
-@torch.library.register_fake(OP)
-def _fake(
-    x: Tensor,
-    left: Tensor,
-    coupling: Tensor,
-    right: Tensor,
-    bias: Tensor | None,
-    activation: Activation | None,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], left.shape[0] * left.shape[1]))
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, left, coupling, right, bias, ctx.activation = inputs
-    # The bias is only needed to compute the activation's argument again.
-    ctx.save_for_backward(x, left, coupling, right, None if ctx.activation is None else bias)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    x, left, coupling, right, bias = ctx.saved_tensors
-    if ctx.activation is not None:
-        grad = activation_gradient(
-            grad, _blast_op(x, left, coupling, right, bias, None), ctx.activation
-        )
-    gradients = blast_gradients(grad, x, left, coupling, right, ctx.needs_input_grad[:4])
-    d_bias = grad.reshape(-1, grad.shape[-1]).sum(0) if ctx.needs_input_grad[4] else None
-    return *gradients, d_bias, None
-
-
-torch.library.register_autograd(OP, _backward, setup_context=_setup_context)
+_blast_op = register("blast", ("left", "coupling", "right"), blast_gradients)
 
 
 def blast_linear(
@@ -118,5 +62,5 @@ def blast_linear(
         check_shape("bias", bias, (blocks * rows,))
     check_activation(activation)
     if runs_on_triton(backend, x.device, x.dtype):
-        return _blast_op(x, left, coupling, right, bias, activation)
+        return _blast_op(x, left, coupling, right, bias, activation, backend is Backend.TRITON)
     return reference.blast(x, left, coupling, right, bias, activation)

@@ -5,21 +5,31 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from blr_kernels.ops.triton_config import accumulators, mix_tiles, tokens_per_chunk
+from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_config import (
+    Tiles,
+    accumulators,
+    mix_candidates,
+    mix_tiles,
+    product_candidates,
+    product_tiles,
+    smaller_chunks,
+    tokens_per_chunk,
+)
 from blr_kernels.ops.triton_product import (
     dot,
     input_precision,
     launch_product,
     must_widen,
-    rows_of,
-    shared_limit,
+    why_not,
 )
 from blr_kernels.reference import Activation
+
+_FEW_TOKENS = 512
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -92,7 +102,9 @@ def mix_kernel(
         tl.store(z_tile + n * z_block, z, mask=mask_z & (first + n < BLOCKS))
 
 
-def launch_mix(x: Tensor, coupling: Tensor, right: Tensor, z: Tensor) -> None:
+def launch_mix(
+    x: Tensor, coupling: Tensor, right: Tensor, z: Tensor, tiles: Tiles, outputs: int
+) -> None:
     """Launches ``mix_kernel`` once.
 
     Args:
@@ -100,16 +112,14 @@ def launch_mix(x: Tensor, coupling: Tensor, right: Tensor, z: Tensor) -> None:
         coupling: ``(b, b, r)``, contiguous.
         right: ``(b, r, p)``, contiguous.
         z: written; ``(b, tokens, r)``, the last two dimensions contiguous.
+        tiles: of the launch.
+        outputs: output blocks that a program accumulates.
     """
     blocks, rank, columns = right.shape
     tokens = x.shape[0]
-    tiles = mix_tiles(
-        tokens, rank, columns, itemsize=x.element_size(), shared_limit=shared_limit(x.device)
-    )
-    share = accumulators(blocks)
     grid = (
         triton.cdiv(tokens, tiles.tokens) * triton.cdiv(rank, tiles.rows),
-        triton.cdiv(blocks, share),
+        triton.cdiv(blocks, outputs),
     )
     mix_kernel[grid](
         x,
@@ -122,7 +132,7 @@ def launch_mix(x: Tensor, coupling: Tensor, right: Tensor, z: Tensor) -> None:
         BLOCKS=blocks,
         RANK=rank,
         P=columns,
-        ACCUMULATORS=share,
+        ACCUMULATORS=outputs,
         INPUT_PRECISION=input_precision(x.dtype),
         WIDEN=must_widen(x),
         BLOCK_R=tiles.rows,
@@ -133,32 +143,64 @@ def launch_mix(x: Tensor, coupling: Tensor, right: Tensor, z: Tensor) -> None:
     )
 
 
-def blast_forward(
+def _bytes_per_token(call: Call) -> int:
+    return call.blocks * call.rank * call.itemsize
+
+
+def _default_config(call: Call) -> dict[str, int]:
+    limits = {"itemsize": call.itemsize, "shared_limit": call.device.shared_bytes}
+    return {
+        **mix_tiles(call.tokens, call.rank, call.p, **limits).to_config("mix"),
+        "mix_outputs": accumulators(call.blocks),
+        **product_tiles(call.tokens, call.q, call.rank, **limits).to_config("product"),
+        "chunk": 0,
+    }
+
+
+def _candidates(call: Call) -> list[dict[str, int]]:
+    """Each differs from the default in one of its parts: mixing, product or chunk."""
+    limits = {"itemsize": call.itemsize, "shared_limit": call.device.shared_bytes}
+    default = _default_config(call)
+    outputs = default["mix_outputs"]
+    parts: list[dict[str, int]] = [
+        tiles.to_config("mix")
+        for tiles in mix_candidates(call.tokens, call.rank, call.p, outputs, **limits)[:4]
+    ]
+    if outputs > 2 and call.tokens <= _FEW_TOKENS:
+        # More programs, each with less to hold: few tokens do not fill a GPU.
+        parts.append({"mix_outputs": -(-outputs // 3)})
+    parts += [
+        tiles.to_config("product")
+        for tiles in product_candidates(call.tokens, call.q, call.rank, **limits)[:4]
+    ]
+    parts += [
+        {"chunk": chunk}
+        for chunk in smaller_chunks(call.tokens, _bytes_per_token(call), call.device.l2_bytes)
+    ]
+    return [default, *({**default, **part} for part in parts)]
+
+
+def _run(
+    call: Call,
     x: Tensor,
-    left: Tensor,
-    coupling: Tensor,
-    right: Tensor,
+    factors: tuple[Tensor, ...],
     bias: Tensor | None,
     activation: Activation | None,
-) -> Tensor:
-    """``x (..., b*p)``, ``left (b, q, r)``, ``coupling (b, b, r)``, ``right (b, r, p)``,
-    ``bias (b*q)`` -> ``(..., b*q)``.
-    """
-    blocks, rows, rank = left.shape
-    out = x.new_empty((*x.shape[:-1], blocks * rows))
-    if out.numel() == 0:
-        return out
-    x2 = rows_of(x)
-    tokens = x2.shape[0]
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, coupling, right = factors
+    tokens, blocks, rows = call.tokens, call.blocks, call.q
+    mix, product = Tiles.from_config(config, "mix"), Tiles.from_config(config, "product")
     y3 = out.view(tokens, blocks, rows).transpose(0, 1)
     by_block = None if bias is None else bias.view(blocks, rows)
-    left, coupling, right = left.contiguous(), coupling.contiguous(), right.contiguous()
-    chunk = tokens_per_chunk(tokens, blocks * rank * x.element_size())
-    hidden = x.new_empty((blocks, chunk, rank))
-    with torch.cuda.device_of(x):
-        for start in range(0, tokens, chunk):
-            stop = min(start + chunk, tokens)
-            z = hidden[:, : stop - start]
-            launch_mix(x2[start:stop], coupling, right, z)
-            launch_product(z, left, y3[:, start:stop], bias=by_block, activation=activation)
-    return out
+    chunk = tokens_per_chunk(tokens, _bytes_per_token(call), config["chunk"])
+    hidden = x.new_empty((blocks, chunk, call.rank))
+    for start in range(0, tokens, chunk):
+        stop = min(start + chunk, tokens)
+        z = hidden[:, : stop - start]
+        launch_mix(x[start:stop], coupling, right, z, mix, config["mix_outputs"])
+        launch_product(z, left, y3[:, start:stop], product, bias=by_block, activation=activation)
+
+
+PATH = Path("triton", "blast", why_not, _default_config, _candidates, _run, separable=True)

@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from blr_kernels.ops.triton_config import product_tiles
+from blr_kernels.ops.backend import TRITON_DTYPES
+from blr_kernels.ops.paths import Call
+from blr_kernels.ops.triton_config import Tiles
 from blr_kernels.reference import Activation
-
-DEFAULT_SHARED_LIMIT = 48 * 1024
-"""Shared memory that every CUDA device grants a block; also the limit of an interpreted kernel."""
 
 
 @triton.jit
@@ -100,14 +97,6 @@ def product_kernel(
     tl.store(out_tile, acc.to(out_ptr.dtype.element_ty), mask=mask_t[:, None] & mask_n[None, :])
 
 
-@functools.cache
-def shared_limit(device: torch.device) -> int:
-    """Shared memory in bytes that a block may use on ``device``."""
-    if device.type != "cuda":
-        return DEFAULT_SHARED_LIMIT
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
-
-
 def input_precision(dtype: torch.dtype) -> str:
     """IEEE products in fp32 unless torch was told that its own may use TF32."""
     if dtype is torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32":
@@ -120,16 +109,18 @@ def must_widen(x: Tensor) -> bool:
     return x.device.type == "cpu" and x.dtype is torch.bfloat16
 
 
-def rows_of(x: Tensor) -> Tensor:
-    """``x (..., n)`` -> ``(tokens, n)``, last dimension contiguous; copies only if it must."""
-    rows = x.reshape(-1, x.shape[-1])
-    return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
+def why_not(call: Call) -> str:
+    """The reason why the portable kernels cannot take a call, or ""."""
+    if call.dtype not in TRITON_DTYPES:
+        return f"the Triton kernels take no {str(call.dtype).removeprefix('torch.')}"
+    return ""
 
 
 def launch_product(
     a: Tensor,
     weight: Tensor,
     out: Tensor,
+    tiles: Tiles,
     *,
     bias: Tensor | None = None,
     activation: Activation | None = None,
@@ -142,6 +133,7 @@ def launch_product(
         a: ``(batch, tokens, K)`` with a contiguous last dimension; batches may be views.
         weight: ``(batch, N, K)``, contiguous.
         out: written; ``(batch, tokens, N / groups)``, any strides.
+        tiles: of the launch.
         bias: ``(batch, N)``, any strides, or None.
         activation: applied after the bias.
         groups, out_group: regrouping of the columns as ``product_kernel`` describes; group g
@@ -149,9 +141,6 @@ def launch_product(
     """
     batches, rows, inner = weight.shape
     tokens = a.shape[1]
-    tiles = product_tiles(
-        tokens, rows, inner, itemsize=a.element_size(), shared_limit=shared_limit(a.device)
-    )
     grid = (triton.cdiv(tokens, tiles.tokens) * triton.cdiv(rows, tiles.rows), batches)
     product_kernel[grid](
         a,

@@ -1,9 +1,11 @@
-"""Compiles, without a GPU, the very kernels the ops would launch; prints one JSON list.
+"""Compiles, without a GPU, the very kernels the paths would launch; prints one JSON list.
 
-A program of its own: Triton cannot both interpret and compile in one process. The launches are
-recorded on tensors of the meta device, so tiles, strides and constants are the real ones.
+A program of its own: Triton cannot both interpret and compile in one process. Paths run on tensors
+of the meta device with a driver that only knows its target, so tiles, strides, constants and
+what is known of them are the real ones.
 
-    python blr_compile_targets.py 75 80 86 ...
+    python blr_compile_targets.py 75 80 86 ...   every path at its default config
+    python blr_compile_targets.py --shipped      the fastest path of every shipped config
 """
 
 from __future__ import annotations
@@ -13,19 +15,22 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path as FilePath
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
 
 from blr_kernels import Blast, LowRank, Monarch, Structure
-from blr_kernels.ops import triton_blast, triton_low_rank, triton_monarch, triton_product
+from blr_kernels.ops.paths import Call, Config, DeviceLimits, Path, find_path, paths
+from blr_kernels.tuning import lookup
+from blr_kernels.tuning.search import structure_of
 
 SHARED_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 120: 99}
+GPUS = {"NVIDIA H200": 90}
 
 LAYERS: list[tuple[str, Structure, int, int, tuple[int, ...]]] = [
     ("DiT qkv", Blast(9, 384), 1152, 3456, (2, 512, 4096)),
@@ -34,72 +39,71 @@ LAYERS: list[tuple[str, Structure, int, int, tuple[int, ...]]] = [
 ]
 """Layers of the paper's models: few tokens, some, many."""
 
-POINTERS = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+
+class TargetDriver:
+    """What Triton asks a driver before it compiles; each target is a device of its own."""
+
+    target = 80
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.target, 32)
+
+    def get_current_device(self) -> int:
+        return self.target
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
 
 
-class Recorder:
-    """Stands in for a kernel and keeps its launches."""
-
-    def __init__(self, kernel: Any, launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]):
-        self.kernel = kernel
-        self.launches = launches
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        def launch(*arguments: Any, **constants: Any) -> None:
-            self.launches.append((self.kernel, arguments, constants))
-
-        return launch
+DRIVER = TargetDriver()
+COMPILED: dict[int, tuple[str, Any]] = {}
+"""Name and compiled kernel of the launches since it was cleared, each once."""
 
 
-def record(
-    structure: Structure, n_in: int, n_out: int, tokens: int, dtype: torch.dtype
-) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """The launches of one call with bias and GELU."""
-    launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
-    kernels = triton_product.product_kernel, triton_blast.mix_kernel
-    triton_product.product_kernel = Recorder(kernels[0], launches)
-    triton_blast.mix_kernel = Recorder(kernels[1], launches)
-    try:
-        x = torch.empty(tokens, n_in, dtype=dtype, device="meta")
-        bias = torch.empty(n_out, dtype=dtype, device="meta")
-        shapes = structure.parameter_shapes(n_in, n_out)
-        f = {k: torch.empty(v, dtype=dtype, device="meta") for k, v in shapes.items()}
-        if isinstance(structure, LowRank):
-            triton_low_rank.low_rank_forward(x, f["left"], f["right"], bias, "gelu")
-        elif isinstance(structure, Monarch):
-            triton_monarch.monarch_forward(x, f["left"], f["right"], bias, "gelu")
-        else:
-            triton_blast.blast_forward(x, f["left"], f["coupling"], f["right"], bias, "gelu")
-    finally:
-        triton_product.product_kernel, triton_blast.mix_kernel = kernels
-    return launches
+def compile_instead_of_launching() -> None:
+    """From here on a launch compiles its kernel and adds it to ``COMPILED``."""
+    triton.runtime.driver.set_active(DRIVER)
+    launch = JITFunction.run
+
+    def run(self: Any, *arguments: Any, grid: object, warmup: bool, **options: Any) -> Any:
+        kernel = launch(self, *arguments, grid=grid, warmup=True, **options)
+        COMPILED[id(kernel)] = self.__name__, kernel
+        return kernel
+
+    JITFunction.run = run
 
 
-def compile_launch(
-    kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any], target: int
-) -> Any:
-    """Specialises the arguments as a launch would, then compiles for ``sm_<target>``."""
-    options = {key: constants.pop(key) for key in ("num_warps", "num_stages")}
-    signature: dict[str, str] = {}
-    constexprs = dict(constants)
-    aligned = {}
-    for index, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
-        if value is None or (value == 1 and name != "tokens" if isinstance(value, int) else False):
-            signature[name] = "constexpr"
-            constexprs[name] = value
-            continue
-        signature[name] = POINTERS[value.dtype] if isinstance(value, torch.Tensor) else "i32"
-        if isinstance(value, torch.Tensor) or (value % 16 == 0 and name != "tokens"):
-            aligned[(index,)] = [["tt.divisibility", 16]]
-    signature |= dict.fromkeys(constants, "constexpr")
-    signature = {name: signature[name] for name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+def limits(target: int, name: str = "") -> DeviceLimits:
+    """Of a GPU of compute capability ``target``."""
+    return DeviceLimits(
+        name or f"sm_{target}", divmod(target, 10), SHARED_KIB[target] * 1024, 132, 50 * 2**20
+    )
+
+
+def compile_call(path: Path, call: Call, config: Config) -> list[tuple[str, Any]]:
+    """Name and compiled kernel of each launch of a call with bias and GELU."""
+    COMPILED.clear()
+    structure = structure_of(call.op, call.blocks, call.rank)
+    shapes = structure.parameter_shapes(call.in_features, call.out_features).values()
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=call.dtype, device="meta")
+
+    path.run(
+        call,
+        empty(call.tokens, call.in_features),
+        tuple(empty(*shape) for shape in shapes),
+        empty(call.out_features),
+        "gelu",
+        empty(call.tokens, call.out_features),
+        config,
+    )
+    return list(COMPILED.values())
 
 
 def stack_bytes(cubin: bytes) -> int | None:
     """Bytes of registers spilled to the stack, None where the tool that tells is missing."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    tool = FilePath(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not tool.exists():
         return None
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -112,41 +116,64 @@ def stack_bytes(cubin: bytes) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def main(targets: list[int]) -> None:
-    rows = []
-    for target in targets:
-        limit = SHARED_KIB[target] * 1024
-        triton_product.shared_limit = lambda device, limit=limit: limit
-        triton_blast.shared_limit = triton_product.shared_limit
-        jobs = [
-            (*layer[:4], tokens, torch.float16 if target < 80 else torch.bfloat16)
-            for layer in LAYERS
-            for tokens in layer[4]
-        ]
-        if target in (75, 90):
-            jobs.append((*LAYERS[0][:4], 512, torch.float32))
-        for label, structure, n_in, n_out, tokens, dtype in jobs:
-            for kernel, arguments, constants in record(structure, n_in, n_out, tokens, dtype):
-                compiled = compile_launch(kernel, arguments, constants, target)
-                ptx = compiled.asm["ptx"]
-                rows.append(
-                    {
-                        "target": target,
-                        "what": f"{label} {structure} {tokens} tokens {dtype} {kernel.__name__}",
-                        "dtype": str(dtype).removeprefix("torch."),
-                        "shared": compiled.metadata.shared,
-                        "limit": limit,
-                        "tensor_cores": [
-                            name
-                            for name in ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
-                            if name in ptx
-                        ],
-                        "tokens": tokens,
-                        "stack": stack_bytes(compiled.asm["cubin"]),
-                    }
-                )
-    print(json.dumps(rows))
+def jobs_of(target: int) -> Iterator[tuple[Path, Call, Config]]:
+    """Every path of this package at its default config, on the layers above."""
+    half = torch.float16 if target < 80 else torch.bfloat16
+    layers = [(*layer[:4], tokens, half) for layer in LAYERS for tokens in layer[4]]
+    if target in (75, 90):
+        layers.append((*LAYERS[0][:4], 512, torch.float32))
+    for _, structure, n_in, n_out, tokens, dtype in layers:
+        blocks = 1 if isinstance(structure, LowRank) else structure.blocks
+        sizes = (n_in, n_out, blocks, structure.rank, dtype)
+        call = Call(structure.kind, tokens, *sizes, limits(target))
+        for path in paths(call.op):
+            if not path.library and not path.why_not(call):
+                yield path, call, path.default_config(call)
+
+
+def shipped_jobs() -> Iterator[tuple[int, Path, Call, Config]]:
+    """Target, path, call and config of the fastest of every shipped entry."""
+    for file in sorted(lookup.SHIPPED.rglob("*.json")):
+        data = json.loads(file.read_text())
+        target = GPUS[data["gpu"]]
+        sizes = [data[key] for key in ("in_features", "out_features", "blocks", "rank")]
+        dtype = getattr(torch, data["dtype"])
+        for tokens, entry in data["entries"].items():
+            call = Call(data["op"], int(tokens), *sizes, dtype, limits(target, data["gpu"]))
+            path = find_path(call.op, entry["path"])
+            if not path.library:
+                yield target, path, call, entry["config"]
+
+
+def rows_of(target: int, path: Path, call: Call, config: Config) -> Iterator[dict[str, Any]]:
+    """What is worth knowing of each kernel that a call launches."""
+    DRIVER.target = target
+    dtype = str(call.dtype).removeprefix("torch.")
+    layer = f"{call.in_features} -> {call.out_features} b{call.blocks} r{call.rank}"
+    for name, compiled in compile_call(path, call, config):
+        ptx = compiled.asm["ptx"]
+        instructions = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
+        yield {
+            "target": target,
+            "what": f"{call.op} {layer} {call.tokens} tokens {dtype} {path.name}: {name}",
+            "path": path.name,
+            "dtype": dtype,
+            "shared": compiled.metadata.shared,
+            "limit": call.device.shared_bytes,
+            "tensor_cores": [found for found in instructions if found in ptx],
+            "tokens": call.tokens,
+            "stack": stack_bytes(compiled.asm["cubin"]),
+        }
+
+
+def main(arguments: list[str]) -> None:
+    compile_instead_of_launching()
+    if arguments == ["--shipped"]:
+        jobs = list(shipped_jobs())
+    else:
+        jobs = [(target, *job) for target in map(int, arguments) for job in jobs_of(target)]
+    print(json.dumps([row for job in jobs for row in rows_of(*job)]))
 
 
 if __name__ == "__main__":
-    main([int(argument) for argument in sys.argv[1:]])
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Measures single layers on a GPU: cases, timing, one report as JSON, and plots of it."""

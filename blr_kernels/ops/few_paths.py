@@ -1,0 +1,484 @@
+"""The paths "few" (1 to 16 tokens) and "small" (up to about 1,024), and their launch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_config import tokens_per_chunk
+from blr_kernels.ops.triton_dependent import is_dependent
+from blr_kernels.ops.triton_few import MAX_TOKENS, launch_few_mix, launch_few_product
+from blr_kernels.ops.triton_product import why_not
+from blr_kernels.ops.triton_small import Sizes, launch_small_mix, launch_small_product
+from blr_kernels.reference import Activation
+
+FEW_TOKENS = 16
+"""Most tokens of the path "few"."""
+
+SMALL_TOKENS = 2048
+"""Most tokens of the path "small": beyond it larger tiles read less."""
+
+_MAX_BLOCKS = 64
+_MAX_RANK = 4096
+_REGISTERS = 32
+"""Registers in which a thread of the path "few" holds weights."""
+
+_PIECE = 64
+"""Columns of a weight row that 8 threads read at once; the sum over them takes 3 steps."""
+
+_VECTOR = 8
+"""Elements of 2 bytes that a thread loads at once."""
+
+
+def _power(size: int) -> int:
+    """The smallest power of two that is at least ``size``."""
+    return 1 << (size - 1).bit_length()
+
+
+def _step(size: int, largest: int) -> int:
+    """A power of two up to ``largest`` in which to walk ``size``: the widest that wastes little."""
+    step = min(_power(size), largest)
+    while step > 64 and 8 * (-(-size // step) * step) > 9 * size:
+        step //= 2
+    return step
+
+
+def _piece(size: int, rows: int, warps: int) -> int:
+    """Width in which to walk rows of ``size``: narrow, but a whole vector for every thread."""
+    return _step(size, max(_PIECE, _VECTOR * 32 * warps // _power(rows)))
+
+
+# The path "few".
+
+
+def _why_not_few(call: Call) -> str:
+    if reason := why_not(call):
+        return reason
+    if call.tokens > FEW_TOKENS:
+        return f"it takes up to {FEW_TOKENS} tokens, got {call.tokens}"
+    if call.blocks > _MAX_BLOCKS:
+        return f"it takes up to {_MAX_BLOCKS} blocks, got {call.blocks}"
+    if call.rank > _MAX_RANK:
+        return f"it takes ranks up to {_MAX_RANK}, got {call.rank}"
+    return ""
+
+
+def few_config(call: Call, groups: int = 1) -> dict[str, int]:
+    """Launch sizes of the path "few" for ``groups`` layers at once."""
+    tokens = min(MAX_TOKENS, _power(call.tokens))
+    blocks = _power(call.blocks)
+    programs = groups * -(-call.tokens // tokens)
+    # The rank is spread over all multiprocessors; more rows than that share their loads of x.
+    rows = 1
+    while rows * blocks < 64 and -(-call.rank // (2 * rows)) * programs >= call.device.sms * 3 // 4:
+        rows *= 2
+    held = _REGISTERS * 4 // call.itemsize // tokens  # elements of a thread; x is as large again
+    warps = 4
+    while warps < 8 and rows * blocks * call.p > held * 32 * warps:
+        warps *= 2
+    columns = _piece(call.p, rows * blocks, warps)
+    warps = max(1, min(warps, _power(rows * blocks * columns // (_VECTOR * 32))))
+    fit = max(1, held * 32 * warps // (rows * blocks * columns))
+    return {
+        "mix_rows": rows,
+        "mix_columns": columns,
+        "mix_pieces": min(_power(fit), -(-call.p // columns)),
+        "mix_tokens": tokens,
+        "mix_warps": warps,
+        **_product_sizes(call, groups, call.tokens > MAX_TOKENS),
+    }
+
+
+def _product_sizes(call: Call, groups: int, on_tensor_cores: bool) -> dict[str, int]:
+    held = _REGISTERS * 4 // call.itemsize  # elements of a thread
+    if on_tensor_cores:
+        inner = min(max(16, _step(call.rank, 128)), 64 if call.itemsize == 4 else 128)
+        width = -(-call.rank // inner) * inner
+        # With 64 rows the tensor cores of capability 10 are used, and registers spill.
+        rows, warps = 32 if call.device.capability[0] == 10 else 64, 4
+        # The weights pass through registers once, then stay in shared memory.
+        while rows > 16 and rows * width > held * 2 * 128:
+            rows //= 2
+        while rows > 16 and groups * call.blocks * -(-call.q // rows) < call.device.sms * 3 // 4:
+            rows //= 2
+        fits = (rows + 16) * width * call.itemsize <= call.device.shared_bytes
+        unroll = int(fits and rows * width <= held * 2 * 128)
+    else:
+        rows, warps, unroll = 64, 8, 1
+        while rows > 1 and rows * call.rank > held * 32 * warps:
+            rows //= 2
+        while rows > 8 and groups * call.blocks * -(-call.q // rows) < call.device.sms * 3 // 2:
+            rows, warps = rows // 2, 4
+        inner = _piece(call.rank, rows, warps)
+    return {
+        "product_dot": int(on_tensor_cores),
+        "product_rows": rows,
+        "product_inner": inner,
+        "product_unroll": unroll,
+        "product_warps": warps,
+    }
+
+
+def few_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
+    """The default and what differs from it in one part."""
+    default = few_config(call, groups)
+
+    def variants() -> Iterator[dict[str, int]]:
+        yield {}
+        for rows in (default["mix_rows"] // 2, default["mix_rows"] * 2):
+            if rows and rows * _power(call.blocks) <= 128:
+                yield {"mix_rows": rows}
+        yield {"mix_warps": 12 - default["mix_warps"]}
+        if call.tokens > 1:
+            yield {"mix_tokens": max(1, default["mix_tokens"] // 2)}
+        for rows in (default["product_rows"] // 2, default["product_rows"] * 2):
+            if rows >= (16 if default["product_dot"] else 1):
+                yield {"product_rows": rows}
+        yield {"product_warps": 12 - default["product_warps"]}
+        if call.tokens <= MAX_TOKENS:
+            yield _product_sizes(call, groups, True)
+
+    return [{**default, **part} for part in variants()]
+
+
+def run_few(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, Tensor | None, Tensor],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    """``x (tokens, b*p)``, ``left (g, b, q, r)``, ``coupling (g, b, b, r)`` or None,
+    ``right (g, b, r, p)``, ``bias (g, b*q)`` or None -> ``out (g, tokens, b*q)``.
+    """
+    left, coupling, right = factors
+    groups, blocks, q, rank = left.shape
+    dependent = is_dependent(call.device)
+    on_tensor_cores = bool(config["product_dot"])
+    z = x.new_empty((groups, blocks, call.tokens, rank))
+    launch_few_mix(
+        x,
+        coupling,
+        right,
+        z,
+        rows=config["mix_rows"],
+        columns=config["mix_columns"],
+        pieces=config["mix_pieces"],
+        tokens=config["mix_tokens"],
+        warps=config["mix_warps"],
+        dependent=dependent,
+    )
+    if on_tensor_cores:
+        sizes = Sizes(
+            config["product_rows"],
+            16,
+            config["product_inner"],
+            config["product_unroll"],
+            config["product_warps"],
+            1 if config["product_unroll"] else 2,
+        )
+        launch_small_product(
+            z,
+            left,
+            out.view(groups, call.tokens, blocks, q),
+            sizes,
+            bias=bias,
+            activation=activation,
+            early=True,
+            dependent=dependent,
+        )
+        return
+    launch_few_product(
+        z,
+        left,
+        bias,
+        activation,
+        out,
+        rows=config["product_rows"],
+        inner=config["product_inner"],
+        tokens=min(MAX_TOKENS, _power(call.tokens)),
+        warps=config["product_warps"],
+        dependent=dependent,
+    )
+
+
+def _run_few_blast(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, coupling, right = factors
+    by_group = None if bias is None else bias[None]
+    stacked = left[None], coupling[None], right[None]
+    run_few(call, x, stacked, by_group, activation, out[None], config)
+
+
+def _run_few_low_rank(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, right = factors
+    by_group = None if bias is None else bias[None]
+    stacked = left[None, None], None, right[None, None]
+    run_few(call, x, stacked, by_group, activation, out[None], config)
+
+
+# The path "small".
+
+
+def _why_not_small(call: Call) -> str:
+    if reason := why_not(call):
+        return reason
+    if call.tokens > SMALL_TOKENS:
+        return f"it takes up to {SMALL_TOKENS} tokens, got {call.tokens}"
+    if call.blocks > _MAX_BLOCKS:
+        return f"it takes up to {_MAX_BLOCKS} blocks, got {call.blocks}"
+    return ""
+
+
+def _tile(size: int, largest: int) -> int:
+    """The smallest power of two that holds ``size``, from 16 to ``largest``."""
+    return min(max(16, _power(size)), largest)
+
+
+def _programs(size: int, tile: int) -> int:
+    return -(-size // tile)
+
+
+def _stages(per_stage: int, shared_bytes: int, most: int) -> int:
+    return max(1, min(most, shared_bytes // per_stage))
+
+
+def small_config(call: Call, groups: int = 1) -> dict[str, int]:
+    """Launch sizes of the path "small" for ``groups`` layers at once."""
+    # Mixed in the second kernel, the first is one plain product with blocks as a grid dimension;
+    # the second then reads the intermediate of every block, which few blocks alone repay.
+    in_product = call.blocks <= 4 and call.rank <= 256
+    mix = _hidden_sizes(call, groups) if in_product else _mix_sizes(call, groups)
+    return {"mix_in_product": int(in_product), **mix, **_small_product(call, groups, in_product)}
+
+
+def _mix_sizes(call: Call, groups: int) -> dict[str, int]:
+    half = call.itemsize == 2
+    outputs = -(-call.blocks // -(-call.blocks // 9))
+    shares = groups * -(-call.blocks // outputs)
+    # Without Hopper's products the operands take registers too, beside 9 accumulators.
+    wide = half and call.device.capability >= (9, 0)
+    rows, tokens = _tile(call.rank, 64 if wide else 32), _tile(call.tokens, 32)
+    while (
+        rows > 32
+        and shares * _programs(call.rank, rows) * _programs(call.tokens, tokens)
+        < call.device.sms // 2
+    ):
+        rows //= 2
+    inner = _tile(call.p, 128 if half else 32)
+    unroll = max(1, min(2, -(-call.p // inner)))
+    per_stage = (rows + tokens) * inner * unroll * call.itemsize
+    return {
+        "mix_rows": rows,
+        "mix_tokens": tokens,
+        "mix_inner": inner,
+        "mix_unroll": unroll,
+        "mix_warps": 4,
+        "mix_stages": _stages(per_stage, call.device.shared_bytes, 4),
+        "mix_outputs": outputs,
+    }
+
+
+def _hidden_sizes(call: Call, groups: int) -> dict[str, int]:
+    rows, tokens = 32, 16
+    each = groups * call.blocks
+    if each * _programs(call.rank, rows) * _programs(call.tokens, tokens) > 4 * call.device.sms:
+        rows, tokens = 64, 64
+    inner = _tile(call.p, 64 if call.itemsize == 2 else 32)
+    if call.p >= 16 * inner:
+        inner *= 2
+    per_stage = (rows + tokens) * inner * call.itemsize
+    return {
+        "mix_rows": rows,
+        "mix_tokens": tokens,
+        "mix_inner": inner,
+        "mix_unroll": 0,
+        "mix_warps": 4,
+        # Of a small p everything is in flight at once.
+        "mix_stages": _stages(per_stage, call.device.shared_bytes, min(7, 1 + call.p // inner)),
+        "mix_outputs": 1,
+    }
+
+
+def _small_product(call: Call, groups: int, mixing: bool) -> dict[str, int]:
+    half = call.itemsize == 2
+    each = groups * call.blocks
+    sizes = (
+        [(32, 128, 8), (32, 64, 4), (16, 64, 4)]
+        if mixing
+        else [(128, 128, 8), (64, 128, 4), (64, 64, 4), (32, 64, 4)]
+    )
+    tokens, rows, warps = next(
+        (
+            tile
+            for tile in sizes
+            if each * _programs(call.tokens, tile[0]) * _programs(call.q, tile[1])
+            >= call.device.sms * 3 // 4
+        ),
+        sizes[-1],
+    )
+    inner = _tile(call.rank, (128 if mixing else 64) if half else 32)
+    width = _programs(call.rank, inner) * inner
+    if not half:
+        tokens, rows = min(tokens, 64), min(rows, 64)
+    rows = min(rows, _tile(call.q, 128))
+    whole = (rows + tokens) * width * call.itemsize
+    unroll = int(width <= 128 and whole <= call.device.shared_bytes)
+    per_stage = (rows + tokens) * inner * call.itemsize
+    return {
+        "product_rows": rows,
+        "product_tokens": tokens,
+        "product_inner": inner,
+        "product_unroll": unroll,
+        "product_warps": warps,
+        "product_stages": _stages(per_stage, call.device.shared_bytes, 3),
+    }
+
+
+def small_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
+    """The default and what differs from it in one part."""
+    default = small_config(call, groups)
+
+    def variants() -> Iterator[dict[str, int]]:
+        yield {}
+        if default["mix_in_product"]:
+            yield {**_mix_sizes(call, groups), "mix_in_product": 0}
+        else:
+            for rows, tokens in ((32, 32), (64, 32), (64, 16), (64, 64)):
+                yield {"mix_rows": rows, "mix_tokens": tokens}
+        tiles = [(64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 64, 4)]
+        if default["mix_in_product"]:
+            tiles = [(64, 64, 4), (32, 128, 8), (32, 64, 4), (16, 64, 4)]
+        for tokens, rows, warps in tiles:
+            yield {"product_rows": rows, "product_tokens": tokens, "product_warps": warps}
+        if not default["mix_in_product"]:
+            yield {"product_unroll": 1 - default["product_unroll"]}
+
+    found = [{**default, **part} for part in variants()]
+    return [
+        config
+        for n, config in enumerate(found)
+        if config not in found[:n] and _small_fits(call, config)
+    ]
+
+
+def _small_fits(call: Call, config: Config) -> bool:
+    width = -(-call.rank // config["product_inner"]) * config["product_inner"]
+    depth = (
+        width if config["product_unroll"] else config["product_stages"] * config["product_inner"]
+    )
+    product = (config["product_rows"] + config["product_tokens"]) * depth
+    mix = (config["mix_rows"] + config["mix_tokens"]) * config["mix_inner"]
+    mix *= config["mix_stages"] * max(1, config["mix_unroll"])
+    return max(product, mix) * call.itemsize <= call.device.shared_bytes
+
+
+def run_small(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, Tensor, Tensor],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    """``x (tokens, b*p)``, ``left (g, b, q, r)``, ``coupling (g, b, b, r)``,
+    ``right (g, b, r, p)``, ``bias (g, b*q)`` or None -> ``out (g, tokens, b*q)``.
+    """
+    left, coupling, right = factors
+    groups, blocks, q, rank = left.shape
+    p = right.shape[3]
+    dependent = is_dependent(call.device)
+    in_product = bool(config["mix_in_product"])
+    mix, product = (
+        Sizes(*(config[f"{kernel}_{size}"] for size in Sizes.__dataclass_fields__))
+        for kernel in ("mix", "product")
+    )
+    chunk = tokens_per_chunk(call.tokens, groups * blocks * rank * call.itemsize)
+    z = x.new_empty((groups, blocks, chunk, rank))
+    y = out.view(groups, call.tokens, blocks, q)
+    for start in range(0, call.tokens, chunk):
+        stop = min(start + chunk, call.tokens)
+        rows, hidden = x[start:stop], z[:, :, : stop - start]
+        if in_product:
+            by_block = rows.unflatten(1, (blocks, p)).transpose(0, 1)
+            launch_small_product(
+                by_block.expand(groups, -1, -1, -1),
+                right,
+                hidden.transpose(1, 2),
+                mix,
+                early=False,
+                dependent=dependent,
+            )
+        else:
+            launch_small_mix(
+                rows,
+                coupling,
+                right,
+                hidden,
+                mix,
+                outputs=config["mix_outputs"],
+                dependent=dependent,
+            )
+        launch_small_product(
+            hidden,
+            left,
+            y[:, start:stop],
+            product,
+            coupling=coupling if in_product else None,
+            bias=bias,
+            activation=activation,
+            early=True,
+            dependent=dependent,
+        )
+
+
+def _run_small_blast(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, coupling, right = factors
+    by_group = None if bias is None else bias[None]
+    stacked = left[None], coupling[None], right[None]
+    run_small(call, x, stacked, by_group, activation, out[None], config)
+
+
+FEW_BLAST = Path(
+    "few", "blast", _why_not_few, few_config, few_candidates, _run_few_blast, separable=True
+)
+FEW_LOW_RANK = Path(
+    "few", "low_rank", _why_not_few, few_config, few_candidates, _run_few_low_rank, separable=True
+)
+SMALL_BLAST = Path(
+    "small",
+    "blast",
+    _why_not_small,
+    small_config,
+    small_candidates,
+    _run_small_blast,
+    suits=lambda call: call.tokens <= SMALL_TOKENS // 2,
+)

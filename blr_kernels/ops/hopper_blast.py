@@ -1,0 +1,292 @@
+"""BLAST on Hopper: the Gluon kernels of ``hopper_mix`` and ``hopper_product``, chunk by chunk."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from blr_kernels.ops.hopper_mix import hopper_mix_kernel
+from blr_kernels.ops.hopper_product import hopper_product_kernel
+from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_config import accumulators, tokens_per_chunk
+from blr_kernels.reference import Activation
+
+TILE = 64
+"""Tokens and rank of a tile of the first kernel."""
+
+_WARPS = 4
+# Registers a thread may hold where the kernel starts: 65,536 over the 12 warps that it takes with
+# its producer. The warp groups then hand theirs to each other.
+_START_REGISTERS = 168
+_BARRIER_BYTES = 1024
+_TRANSPOSE_BYTES = 128  # of the two consumers for a column, while results change their layout
+_ALIGNMENT = 16
+_MAX_STAGES = 12
+_MANY_TOKENS = 1024
+# Up to so many accumulators of 64 tokens fit a consumer's registers; more must be of 32.
+_WIDE_ACCUMULATORS = 4
+
+
+def _ceil(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _step(size: int) -> int:
+    """Step of a sum over ``size`` terms: what a stage of shared memory holds of them."""
+    return 128 if size > TILE else TILE
+
+
+def _splits_rank(call: Call) -> bool:
+    """Whether the two consumers take 64 ranks each of 64 tokens, not 32 tokens each of 64 ranks."""
+    return accumulators(call.blocks) <= _WIDE_ACCUMULATORS and call.rank > TILE
+
+
+def _tile_rank(call: Call) -> int:
+    return 2 * TILE if _splits_rank(call) else TILE
+
+
+def _mix_bytes(call: Call, config: Config) -> int:
+    """Shared memory of the first kernel."""
+    block_k = _step(call.p)
+    stages = config["mix_stages"]
+    x_tiles = call.blocks * -(-call.p // block_k) if config["mix_resident"] else stages
+    rows = x_tiles * TILE + stages * _tile_rank(call)
+    scales = stages * accumulators(call.blocks) * _tile_rank(call)
+    return (rows * block_k + scales) * call.itemsize + _BARRIER_BYTES
+
+
+def _product_bytes(call: Call, config: Config) -> int:
+    """Shared memory of the second kernel."""
+    block_k = config["product_inner"]
+    slab = config["product_columns"] * _ceil(call.rank, block_k)
+    ring = config["product_stages"] * config["product_tokens"] * block_k
+    transpose = config["product_columns"] * _TRANSPOSE_BYTES
+    return (slab + ring) * call.itemsize + transpose + _BARRIER_BYTES
+
+
+def _mix_config(call: Call, *, resident: bool, shares: int, unroll: int) -> dict[str, int] | None:
+    """The first kernel's part of a config, None if shared memory does not hold its stages."""
+    tiles = -(-call.rank // _tile_rank(call))
+    config = {
+        "mix_resident": int(resident),
+        "mix_tiles": -(-tiles // shares),
+        "mix_unroll": min(unroll, call.blocks),
+        "mix_stages": 8,
+    }
+    # Powers of two: the producer is one warp, and a remainder costs it a tenth of its time.
+    while config["mix_stages"] >= 2:
+        if _mix_bytes(call, config) <= call.device.shared_bytes:
+            return config
+        config["mix_stages"] //= 2
+    return None
+
+
+def _product_config(call: Call, *, columns: int, tokens: int, inner: int) -> dict[str, int] | None:
+    """The second kernel's part of a config, None if shared memory does not hold its stages."""
+    if call.q % columns:
+        return None
+    config = {
+        "product_columns": columns,
+        "product_tokens": tokens,
+        "product_inner": inner,
+        "product_stages": _MAX_STAGES,
+    }
+    while config["product_stages"] >= 2:
+        if _product_bytes(call, config) <= call.device.shared_bytes:
+            return config
+        config["product_stages"] -= 1
+    return None
+
+
+def _bytes_per_token(call: Call) -> int:
+    return call.blocks * call.rank * call.itemsize
+
+
+def _shares(call: Call, chunk: int) -> int:
+    """Programs among which the rank of a token tile is dealt, to fill the device once."""
+    tiles = -(-call.rank // _tile_rank(call))
+    groups = -(-call.blocks // accumulators(call.blocks))
+    programs = -(-min(chunk, call.tokens) // TILE) * groups
+    return max(1, min(tiles, call.device.sms // programs))
+
+
+def _configs(call: Call) -> list[Config]:
+    """Configs worth timing, the likely best first; none where shared memory is too small."""
+    inner = _step(call.rank)
+    products = [
+        product
+        for columns, tokens, step in (
+            (128, 64, inner),
+            (256, 64, inner),
+            (64, 128, inner),
+        )
+        if (product := _product_config(call, columns=columns, tokens=tokens, inner=step))
+    ]
+    found: list[Config] = []
+    # An intermediate that the cache holds is read again from there.
+    cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
+    for chunk in (0,) if cached else (4096, 0, 2048):
+        tokens = tokens_per_chunk(call.tokens, _bytes_per_token(call), chunk)
+        shares = _shares(call, tokens)
+        for resident in (True, False):
+            mix = _mix_config(call, resident=resident, shares=shares, unroll=3)
+            # x that is used for one tile of rank alone need not stay.
+            if mix is not None and not (resident and mix["mix_tiles"] == 1):
+                found += [{**mix, **product, "chunk": chunk} for product in products]
+                break
+    return found
+
+
+def _candidates(call: Call) -> list[Config]:
+    return _configs(call)[:12]
+
+
+def _default_config(call: Call) -> Config:
+    return _configs(call)[0]
+
+
+def _why_not(call: Call) -> str:
+    if call.device.capability != (9, 0):
+        major, minor = call.device.capability
+        return f"wgmma needs compute capability 9.0, got {major}.{minor}"
+    if call.dtype not in (torch.float16, torch.bfloat16):
+        return f"it takes float16 and bfloat16, got {str(call.dtype).removeprefix('torch.')}"
+    for name, size, step in (("p", call.p, 8), ("rank", call.rank, 8), ("q", call.q, TILE)):
+        if size % step:
+            return f"it needs {name} to be a multiple of {step}, got {size}"
+    if not _configs(call):
+        return f"rank {call.rank} is too large for a slab of the weight in shared memory"
+    return ""
+
+
+def _descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
+    # The layout depends on the width of an element alone.
+    layout = NVMMASharedLayout.get_default_for(block, bfloat16)
+    return TensorDescriptor.from_tensor(tensor, block, layout)
+
+
+def launch_mix(
+    call: Call, x: Tensor, coupling: Tensor, right: Tensor, z: Tensor, config: Config, *, late: bool
+) -> None:
+    """Launches ``hopper_mix_kernel`` once.
+
+    Args:
+        x: ``(tokens, b*p)``, rows aligned to 16 bytes.
+        coupling: ``(b, b, r)``, contiguous.
+        right: ``(b, r, p)``, contiguous.
+        z: written; ``(b, r, z_block)``, contiguous, ``z_block`` a multiple of 64; its tokens are
+            in the order of ``hopper_mix.stored_token``.
+        late: whether the kernel may read its inputs before the kernel ahead has ended, and waits
+            for it only before it writes z.
+    """
+    blocks, rank, z_block = z.shape
+    block_k = _step(call.p)
+    share = accumulators(blocks)
+    splits_rank = _splits_rank(call)
+    tiles = min(config["mix_tiles"], triton.cdiv(rank, _tile_rank(call)))
+    shares = triton.cdiv(triton.cdiv(rank, _tile_rank(call)), tiles)
+    grid = (triton.cdiv(x.shape[0], TILE) * shares, triton.cdiv(blocks, share))
+    hopper_mix_kernel[grid](
+        _descriptor(x, [TILE if splits_rank else TILE // 2, block_k]),
+        _descriptor(right.view(blocks * rank, call.p), [TILE, block_k]),
+        z,
+        coupling,
+        z_block,
+        BLOCKS=blocks,
+        RANK=rank,
+        P=call.p,
+        ACCUMULATORS=share,
+        TILES=tiles,
+        BLOCK_K=block_k,
+        STAGES=config["mix_stages"],
+        UNROLL=config["mix_unroll"],
+        RESIDENT=bool(config["mix_resident"]),
+        SPLIT_RANK=splits_rank,
+        LATE_WAIT=late,
+        num_warps=_WARPS,
+        maxnreg=_START_REGISTERS,
+        launch_pdl=True,
+    )
+
+
+def launch_product(
+    call: Call,
+    z: Tensor,
+    left: Tensor,
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    """Launches ``hopper_product_kernel`` once.
+
+    Args:
+        z: ``(b, r, z_block)`` as ``launch_mix`` writes it.
+        left: ``(b, q, r)``, contiguous.
+        bias: ``(b*q)`` or None.
+        out: written; ``(tokens, b*q)``, contiguous.
+    """
+    blocks, rank, z_block = z.shape
+    columns, tile_tokens = config["product_columns"], config["product_tokens"]
+    block_k = config["product_inner"]
+    slabs = call.q // columns
+    groups = min(triton.cdiv(out.shape[0], tile_tokens) * blocks, max(1, call.device.sms // slabs))
+    hopper_product_kernel[(groups * slabs,)](
+        _descriptor(z.view(blocks * rank, z_block), [block_k, tile_tokens]),
+        _descriptor(left.view(blocks * call.q, rank), [columns, block_k]),
+        out,
+        bias,
+        out.shape[0],
+        BATCH=blocks,
+        N=call.q,
+        K=rank,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=activation or "none",
+        GROUP=TILE if _splits_rank(call) else TILE // 2,
+        BLOCK_T=tile_tokens,
+        BLOCK_N=columns,
+        BLOCK_K=block_k,
+        STAGES=config["product_stages"],
+        num_warps=_WARPS,
+        maxnreg=_START_REGISTERS,
+        launch_pdl=True,
+    )
+
+
+def _run(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, coupling, right = factors
+    if x.data_ptr() % _ALIGNMENT or x.stride(0) * x.element_size() % _ALIGNMENT:
+        x = x.clone(memory_format=torch.contiguous_format)  # TMA reads aligned rows only
+    chunk = tokens_per_chunk(call.tokens, _bytes_per_token(call), config["chunk"])
+    z = x.new_empty((call.blocks, call.rank, _ceil(chunk, TILE)))
+    for start in range(0, call.tokens, chunk):
+        stop = min(start + chunk, call.tokens)
+        launch_mix(call, x[start:stop], coupling, right, z, config, late=start > 0)
+        launch_product(call, z, left, bias, activation, out[start:stop], config)
+
+
+def _suits(call: Call) -> bool:
+    return call.tokens > _MANY_TOKENS
+
+
+PATH = Path(
+    "hopper",
+    "blast",
+    _why_not,
+    _default_config,
+    _candidates,
+    _run,
+    suits=_suits,
+    separable=True,
+)

@@ -1,0 +1,93 @@
+"""Compiles, without a GPU, the kernels for few and some tokens at their default configs; prints one
+JSON list. A program of its own, as ``blr_compile_targets.py`` is.
+
+    python blr_compile_few.py 80 90 ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from blr_compile_targets import (
+    COMPILED,
+    DRIVER,
+    compile_instead_of_launching,
+    limits,
+    stack_bytes,
+)
+
+from blr_kernels.ops.few_paths import few_config, run_few, run_small, small_config
+from blr_kernels.ops.paths import Call
+
+SMS = {80: 108, 86: 84, 90: 132, 100: 148, 120: 170}
+
+LAYERS: list[tuple[str, tuple[int, int, int, int], int, int]] = [
+    # layer, (blocks, p, q, rank), tokens, layers in one launch
+    ("DiT adaLN", (9, 128, 768, 256), 2, 1),
+    ("DiT adaLN", (9, 128, 768, 256), 16, 1),
+    ("DiT adaLN", (9, 128, 768, 256), 2, 28),
+    ("DiT adaLN", (9, 128, 768, 256), 16, 28),
+    ("Llama-7B up", (16, 256, 688, 1488), 1, 1),
+    ("Llama-7B up", (16, 256, 688, 1488), 16, 1),
+    ("ViT qkv", (3, 256, 768, 128), 197, 1),
+    ("ViT fc2", (3, 1024, 256, 128), 197, 1),
+    ("DiT qkv", (9, 128, 384, 384), 512, 1),
+    ("DiT fc1", (9, 128, 512, 256), 512, 1),
+    ("DiT q, k, v", (9, 128, 128, 128), 512, 3),
+]
+
+
+def compile_call(
+    shape: tuple[int, int, int, int], tokens: int, groups: int, target: int
+) -> list[tuple[str, Any]]:
+    """Name and compiled kernel of each launch of a call in bfloat16 with bias and GELU."""
+    COMPILED.clear()
+    DRIVER.target = target
+    b, p, q, r = shape
+    dtype = torch.bfloat16
+    device = replace(limits(target), sms=SMS[target])
+    call = Call("blast", tokens, b * p, b * q, b, r, dtype, device)
+
+    def empty(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    factors = empty(groups, b, q, r), empty(groups, b, b, r), empty(groups, b, r, p)
+    x, bias, out = empty(tokens, b * p), empty(groups, b * q), empty(groups, tokens, b * q)
+    run, config = (run_few, few_config) if tokens <= 16 else (run_small, small_config)
+    run(call, x, factors, bias, "gelu", out, config(call, groups))
+    return list(COMPILED.values())
+
+
+def rows_of(target: int) -> Iterator[dict[str, Any]]:
+    """What is worth knowing of each kernel, in the order of the launches."""
+    for label, shape, tokens, groups in LAYERS:
+        for number, (name, compiled) in enumerate(compile_call(shape, tokens, groups, target)):
+            lines = compiled.asm["ptx"].splitlines()
+            wide = [
+                n
+                for n, line in enumerate(lines)
+                if ("ld.global" in line and ".v4" in line) or "cp.async.cg" in line
+            ]
+            waits = [n for n, line in enumerate(lines) if "griddepcontrol.wait" in line]
+            yield {
+                "target": target,
+                "what": f"{label} {shape} x{groups} {tokens} tokens {name}",
+                "shared": compiled.metadata.shared,
+                "limit": limits(target).shared_bytes,
+                "stack": stack_bytes(compiled.asm["cubin"]),
+                "second": number == 1,
+                "waits": len(waits),
+                "fetches": "prefetch.global.L2" in compiled.asm["ptx"],
+                "wide_loads": len(wide),
+                "wide_loads_before": sum(n < waits[0] for n in wide) if waits else 0,
+            }
+
+
+if __name__ == "__main__":
+    compile_instead_of_launching()
+    print(json.dumps([row for argument in sys.argv[1:] for row in rows_of(int(argument))]))
