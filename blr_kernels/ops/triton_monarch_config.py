@@ -5,10 +5,10 @@ Pure arithmetic on a call: imports neither torch nor triton.
 A config of "fused" holds: tokens, rows, columns (tile of tokens, of an output block's rows, step
 over p), lanes (output blocks a program computes), slices (parts of an output block), together
 (input blocks whose first products share a pipeline), warps, right_stages, left_stages, tma (the
-copy engine loads), pdl (the launch overlaps the end of the kernel before).
+copy engine loads).
 
-A config of "two" holds the same for its first kernel as ``first_*`` and for its second; hidden
-values of a rank up to ``resident`` stay in the second one's shared memory.
+A config of "two" holds the same as ``right_*`` for its first kernel and ``left_*`` for its second;
+hidden values of a rank up to ``left_resident`` stay in the second one's shared memory.
 """
 
 from __future__ import annotations
@@ -86,10 +86,15 @@ def tma_fits(call: Call) -> bool:
     )
 
 
-def per_slice(call: Call, config: Config) -> int:
+def per_slice(call: Call, rows: int, slices: int) -> int:
     """Rows of an output block that one program computes: whole tiles, and no program idle."""
-    tiles = ceil_div(call.q, config["rows"])
-    return ceil_div(tiles, min(config["slices"], tiles)) * config["rows"]
+    tiles = ceil_div(call.q, rows)
+    return ceil_div(tiles, min(slices, tiles)) * rows
+
+
+def has_one_tile(call: Call, config: Config) -> bool:
+    """Whether a program of the fused kernel computes a single tile of rows."""
+    return per_slice(call, config["rows"], config["slices"]) == config["rows"]
 
 
 def fused_shared_bytes(call: Call, config: Config) -> int:
@@ -98,7 +103,7 @@ def fused_shared_bytes(call: Call, config: Config) -> int:
     step = step_over(call.p, config["columns"])
     rank = call.blocks * pieces(call) * tile
     right = config["right_stages"] * config["together"] * (tokens + lanes * tile) * step
-    one_tile = per_slice(call, config) == config["rows"]
+    one_tile = has_one_tile(call, config)
     left = (1 if one_tile else config["left_stages"]) * lanes * config["rows"] * rank
     staging = tokens * lanes * max(config["rows"], tile)
     if config["tma"] and not one_tile:
@@ -119,7 +124,7 @@ def fused_registers(call: Call, config: Config) -> int:
     first += together * tokens * lanes * tile // threads
     rows = config["rows"]
     second = hidden + tokens * rows * (2 + lanes) // (2 * threads)
-    if per_slice(call, config) == rows:
+    if has_one_tile(call, config):
         early = lanes * rows * call.blocks * pieces(call) * tile * call.itemsize // (4 * threads)
         first, second = first + early, second + early
     # Below 64 tokens, and before Hopper, an instruction's second operand sits in registers too.
@@ -176,7 +181,6 @@ def _fused_staged(call: Call, tma: bool, **sizes: int) -> Config | None:
                 "right_stages": right_stages,
                 "left_stages": left_stages,
                 "tma": int(tma),
-                "pdl": int(call.device.capability >= (9, 0)),
             }
             if fused_fits(call, config):
                 return config
@@ -218,8 +222,18 @@ def fused_candidates(call: Call, copy_engine: bool = True) -> list[Config]:
     return found[:MOST_CANDIDATES]
 
 
+def why_not(call: Call) -> str:
+    """The reason why neither path can take a call, "" if they can."""
+    if (0, 0) < call.device.capability < (8, 0):
+        major, minor = call.device.capability
+        return f"it needs tensor cores of compute capability 8.0, the device has {major}.{minor}"
+    return ""
+
+
 def fused_why_not(call: Call) -> str:
     """The reason why the fused kernel cannot take a call, "" if it can."""
+    if reason := why_not(call):
+        return reason
     unrolled = call.blocks * pieces(call)
     if unrolled > MOST_UNROLLED:
         return f"its source would unroll to {unrolled} products, worth it up to {MOST_UNROLLED}"
@@ -231,6 +245,11 @@ def fused_why_not(call: Call) -> str:
     return ""
 
 
+def fused_suits(call: Call) -> bool:
+    """Whether the first product is small enough to be worth repeating for each slice."""
+    return call.p <= 2 * call.q
+
+
 def rank_tile(call: Call) -> int:
     """Columns of hidden values that hold a whole rank."""
     return power_of_two_above(call.rank, 1 << 30)
@@ -238,7 +257,7 @@ def rank_tile(call: Call) -> int:
 
 def is_resident(call: Call, config: Config) -> bool:
     """Whether the second kernel keeps a token tile's hidden values in shared memory."""
-    return rank_tile(call) <= config["resident"]
+    return rank_tile(call) <= config["left_resident"]
 
 
 def rank_step(call: Call, config: Config) -> int:
@@ -248,17 +267,17 @@ def rank_step(call: Call, config: Config) -> int:
 
 def two_shared_bytes(call: Call, config: Config) -> tuple[int, int]:
     """Shared memory of the two launches, not below what the compiler takes."""
-    tile, step = inner_tile(call), step_over(call.p, config["first_columns"])
-    first_rows = config["first_lanes"] * tile
-    first = config["first_stages"] * (config["first_tokens"] + first_rows) * step
-    first = max(first, 2 * config["first_tokens"] * first_rows)
-    tokens, rows, lanes = config["tokens"], config["rows"], config["lanes"]
+    tile, step = inner_tile(call), step_over(call.p, config["right_columns"])
+    first_rows = config["right_lanes"] * tile
+    first = config["right_stages"] * (config["right_tokens"] + first_rows) * step
+    first = max(first, 2 * config["right_tokens"] * first_rows)
+    tokens, rows, lanes = config["left_tokens"], config["left_rows"], config["left_lanes"]
     step = rank_step(call, config)
     if is_resident(call, config):
-        second = lanes * step * (tokens + config["stages"] * rows)
+        second = lanes * step * (tokens + config["left_stages"] * rows)
     else:
-        second = config["stages"] * lanes * (tokens + rows) * step
-    second += tokens * rows * lanes + 2 * config["stages"] * rows * lanes
+        second = config["left_stages"] * lanes * (tokens + rows) * step
+    second += tokens * rows * lanes + 2 * config["left_stages"] * rows * lanes
     return first * call.itemsize + _SPARE_BYTES, second * call.itemsize + _SPARE_BYTES
 
 
@@ -283,7 +302,7 @@ def _two_staged(call: Call, sizes: Config) -> Config | None:
     least = 2 if is_resident(call, sizes) else 1
     for first_stages in (4, 3, 2, 1):
         for stages in range(3, least - 1, -1):
-            config = {**sizes, "first_stages": first_stages, "stages": stages}
+            config = {**sizes, "right_stages": first_stages, "left_stages": stages}
             first, second = two_shared_bytes(call, config)
             if first > limit:
                 break
@@ -314,18 +333,17 @@ def two_candidates(call: Call, copy_engine: bool = True) -> list[Config]:
         programs = ceil_div(call.tokens, tokens) * (call.blocks // most)
         slices = max(1, (2 if few else 1) * call.device.sms // programs)
         config = {
-            "first_tokens": first_tokens,
-            "first_columns": 64,
-            "first_lanes": first_lanes,
-            "first_warps": first_warps,
-            "tokens": tokens,
-            "rows": rows,
-            "lanes": most,
-            "slices": slices,
-            "warps": warps,
-            "resident": resident,
+            "right_tokens": first_tokens,
+            "right_columns": 64,
+            "right_lanes": first_lanes,
+            "right_warps": first_warps,
+            "left_tokens": tokens,
+            "left_rows": rows,
+            "left_lanes": most,
+            "left_slices": slices,
+            "left_warps": warps,
+            "left_resident": resident,
             "tma": int(tma),
-            "pdl": int(call.device.capability >= (9, 0)),
         }
         staged = _two_staged(call, config)
         if staged is not None and staged not in found:

@@ -5,15 +5,22 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from blr_kernels.ops import triton_monarch_config as config_of
 from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_dependent import (
+    LINE_BYTES,
+    is_dependent,
+    launch_options,
+    release,
+    wait,
+)
 from blr_kernels.ops.triton_monarch_tiles import (
     concatenate,
+    fetch_share,
     is_aligned,
     load_right,
     load_tile,
@@ -42,6 +49,8 @@ def fused_kernel(
     right_ptr,  # (BLOCKS*INNER, BLOCKS*P), contiguous: row k*INNER + j, column l*P + c
     bias_ptr,  # (Q*BLOCKS); unused unless HAS_BIAS
     out_ptr,  # (tokens, Q*BLOCKS), contiguous
+    left_data,  # as left_ptr and right_ptr, never a descriptor
+    right_data,
     tokens,
     x_token,
     BLOCKS: tl.constexpr,
@@ -63,12 +72,16 @@ def fused_kernel(
     RIGHT_STAGES: tl.constexpr,
     LEFT_STAGES: tl.constexpr,
     TMA: tl.constexpr,
-    PDL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    LINE: tl.constexpr,
     PIN: tl.constexpr,
 ):
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    if DEPENDENT:
+        fetch_share(right_data, BLOCKS * BLOCKS * INNER * P, PROGRAMS, LINE)
+        fetch_share(left_data, BLOCKS * Q * BLOCKS * INNER, PROGRAMS, LINE)
+    wait(DEPENDENT)
+    release(DEPENDENT)
     PIECES: tl.constexpr = (INNER + BLOCK_J - 1) // BLOCK_J
     SLICES: tl.constexpr = (Q + PER_SLICE - 1) // PER_SLICE
     GROUPS: tl.constexpr = BLOCKS * PIECES // GROUP
@@ -170,10 +183,10 @@ def run(
     left = left.view(call.blocks * call.q, call.rank)
     if config["tma"] and not is_aligned(x, left, right):
         config = config_of.fused_candidates(call, copy_engine=False)[0]
-    tma, pdl = bool(config["tma"]), bool(config["pdl"]) and x.device.type != "cpu"
+    tma, dependent = bool(config["tma"]), is_dependent(call.device) and x.device.type != "cpu"
     tokens, rows, lanes = config["tokens"], config["rows"], config["lanes"]
     tile, step = config_of.inner_tile(call), config_of.step_over(call.p, config["columns"])
-    group, per_slice = config_of.group(call), config_of.per_slice(call, config)
+    group, per_slice = config_of.group(call), config_of.per_slice(call, rows, config["slices"])
     operands = (x, left, right)
     if tma:
         operands = (
@@ -181,38 +194,43 @@ def run(
             left if per_slice == rows else matrix_descriptor(left, rows, group * tile),
             right_descriptor(right, lanes, tile, step),
         )
-    programs = triton.cdiv(call.tokens, tokens) * (call.blocks // lanes)
-    with torch.cuda.device_of(x):
-        fused_kernel[(programs * triton.cdiv(call.q, per_slice),)](
-            *operands,
-            bias,
-            out,
-            call.tokens,
-            x.stride(0),
-            BLOCKS=call.blocks,
-            INNER=call.inner,
-            P=call.p,
-            Q=call.q,
-            LANES=lanes,
-            PER_SLICE=per_slice,
-            TOGETHER=config["together"],
-            GROUP=group,
-            HAS_BIAS=bias is not None,
-            ACTIVATION=activation or "none",
-            INPUT_PRECISION=input_precision(x.dtype),
-            WIDEN=must_widen(x),
-            BLOCK_T=tokens,
-            BLOCK_S=rows,
-            BLOCK_P=step,
-            BLOCK_J=tile,
-            RIGHT_STAGES=config["right_stages"],
-            LEFT_STAGES=config["left_stages"],
-            TMA=tma,
-            PDL=pdl,
-            PIN=x.device.type != "cpu",
-            num_warps=config["warps"],
-            launch_pdl=pdl,
-        )
+    slices = triton.cdiv(call.q, per_slice)
+    programs = triton.cdiv(call.tokens, tokens) * (call.blocks // lanes) * slices
+    fused_kernel[(programs,)](
+        *operands,
+        bias,
+        out,
+        left,
+        right,
+        call.tokens,
+        x.stride(0),
+        BLOCKS=call.blocks,
+        INNER=call.inner,
+        P=call.p,
+        Q=call.q,
+        LANES=lanes,
+        PER_SLICE=per_slice,
+        TOGETHER=config["together"],
+        GROUP=group,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=activation or "none",
+        INPUT_PRECISION=input_precision(x.dtype),
+        WIDEN=must_widen(x),
+        BLOCK_T=tokens,
+        BLOCK_S=rows,
+        BLOCK_P=step,
+        BLOCK_J=tile,
+        RIGHT_STAGES=config["right_stages"],
+        LEFT_STAGES=config["left_stages"],
+        TMA=tma,
+        DEPENDENT=dependent,
+        # Few values, so that a number of tokens seldom means a new kernel.
+        PROGRAMS=min(call.device.sms, triton.next_power_of_2(programs)),
+        LINE=LINE_BYTES // call.itemsize,
+        PIN=x.device.type != "cpu",
+        num_warps=config["warps"],
+        **launch_options(dependent),
+    )
 
 
 PATH = Path(
@@ -222,5 +240,6 @@ PATH = Path(
     default_config=lambda call: config_of.fused_candidates(call)[0],
     candidates=config_of.fused_candidates,
     run=run,
+    suits=config_of.fused_suits,
 )
 """Hidden values stay on the multiprocessor: one launch and no scratch."""

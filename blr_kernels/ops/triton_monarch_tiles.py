@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from blr_kernels.ops.triton_dependent import fetch
 from blr_kernels.ops.triton_product import activate
 
 TMA_ALIGNMENT = 16
@@ -69,6 +70,20 @@ def concatenate(parts):
         both = tl.permute(tl.join(first, second), (0, 2, 1))
         whole = tl.reshape(both, (first.shape[0], 2 * first.shape[1]))
     return whole
+
+
+@triton.jit
+def fetch_share(
+    source,  # pointer to ELEMENTS elements
+    ELEMENTS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    """Brings this program's share of a matrix to L2; the programs together bring all of it."""
+    LINES: tl.constexpr = (ELEMENTS + LINE - 1) // LINE
+    EACH: tl.constexpr = (LINES + PROGRAMS - 1) // PROGRAMS
+    line = tl.program_id(0) * EACH + tl.arange(0, triton.next_power_of_2(EACH))
+    fetch(source + tl.minimum(line, LINES - 1) * LINE)
 
 
 @triton.jit

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,7 +12,15 @@ from torch import Tensor
 from blr_kernels.ops import triton_monarch_config as config_of
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_config import tokens_per_chunk
+from blr_kernels.ops.triton_dependent import (
+    LINE_BYTES,
+    is_dependent,
+    launch_options,
+    release,
+    wait,
+)
 from blr_kernels.ops.triton_monarch_tiles import (
+    fetch_share,
     is_aligned,
     load_right,
     load_tile,
@@ -30,6 +37,7 @@ def first_kernel(
     x_ptr,  # (tokens, BLOCKS*P), strides (x_token, 1)
     right_ptr,  # (BLOCKS*INNER, BLOCKS, P), contiguous: row k*INNER + j, block l, column c
     hidden_ptr,  # (BLOCKS, tokens, BLOCKS*INNER), contiguous: block l, token, column k*INNER + j
+    right_data,  # as right_ptr, never a descriptor
     tokens,
     x_token,
     BLOCKS: tl.constexpr,
@@ -43,12 +51,15 @@ def first_kernel(
     BLOCK_P: tl.constexpr,
     STAGES: tl.constexpr,
     TMA: tl.constexpr,
-    PDL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    LINE: tl.constexpr,
 ):
     """``hidden[l, t, k*m + j] = sum_c x[t, k*p + c] * right[k, j*b + l, c]``."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    if DEPENDENT:
+        fetch_share(right_data, BLOCKS * BLOCKS * INNER * P, PROGRAMS, LINE)
+    wait(DEPENDENT)
+    release(DEPENDENT)
     PIECES: tl.constexpr = (INNER + BLOCK_J - 1) // BLOCK_J
     PER_TILE: tl.constexpr = BLOCKS * PIECES * (BLOCKS // LANES)
     program = tl.program_id(0)
@@ -84,6 +95,7 @@ def second_kernel(
     left_ptr,  # (BLOCKS*Q, BLOCKS*INNER), contiguous: row l*Q + s, column k*INNER + j
     bias_ptr,  # (Q*BLOCKS); unused unless HAS_BIAS
     out_ptr,  # (tokens, Q*BLOCKS), contiguous
+    left_data,  # as left_ptr, never a descriptor
     tokens,
     BLOCKS: tl.constexpr,
     RANK: tl.constexpr,
@@ -99,12 +111,15 @@ def second_kernel(
     BLOCK_R: tl.constexpr,
     STAGES: tl.constexpr,
     TMA: tl.constexpr,
-    PDL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    LINE: tl.constexpr,
 ):
     """``out[t, s*b + l] = act(sum_n hidden[l, t, n] * left[l, s, n] + bias[s*b + l])``."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    if DEPENDENT:
+        fetch_share(left_data, BLOCKS * Q * RANK, PROGRAMS, LINE)
+    wait(DEPENDENT)
+    release(DEPENDENT)
     SLICES: tl.constexpr = (Q + PER_SLICE - 1) // PER_SLICE
     program = tl.program_id(0)
     lane = program % (BLOCKS // LANES) * LANES
@@ -172,77 +187,83 @@ def run(
     left = left.view(blocks * call.q, rank)
     if config["tma"] and not is_aligned(x, left, right):
         config = config_of.two_candidates(call, copy_engine=False)[0]
-    tma, pdl = bool(config["tma"]), bool(config["pdl"]) and x.device.type != "cpu"
-    tile, step = config_of.inner_tile(call), config_of.step_over(call.p, config["first_columns"])
-    first_lanes, lanes, rows = config["first_lanes"], config["lanes"], config["rows"]
+    tma, dependent = bool(config["tma"]), is_dependent(call.device) and x.device.type != "cpu"
+    tile, step = config_of.inner_tile(call), config_of.step_over(call.p, config["right_columns"])
+    right_lanes, lanes, rows = config["right_lanes"], config["left_lanes"], config["left_rows"]
     rank_step = config_of.rank_step(call, config)
-    per_slice = config_of.per_slice(call, config) if config_of.is_resident(call, config) else rows
+    per_slice = rows
+    if config_of.is_resident(call, config):
+        per_slice = config_of.per_slice(call, rows, config["left_slices"])
     both = {
         "INPUT_PRECISION": input_precision(x.dtype),
         "WIDEN": must_widen(x),
         "TMA": tma,
-        "PDL": pdl,
-        "launch_pdl": pdl,
+        "DEPENDENT": dependent,
+        "PROGRAMS": call.device.sms,
+        "LINE": LINE_BYTES // call.itemsize,
+        **launch_options(dependent),
     }
     weights = (right, left)
     if tma:
         weights = (
-            right_descriptor(right, first_lanes, tile, step),
+            right_descriptor(right, right_lanes, tile, step),
             matrix_descriptor(left, rows, rank_step),
         )
     chunk = tokens_per_chunk(call.tokens, blocks * rank * call.itemsize)
     hidden = x.new_empty((blocks, chunk, rank))
-    with torch.cuda.device_of(x):
-        for start in range(0, call.tokens, chunk):
-            x_part, out_part = x[start : start + chunk], out[start : start + chunk]
-            tokens = out_part.shape[0]
-            programs = triton.cdiv(tokens, config["first_tokens"]) * (blocks // first_lanes)
-            first_kernel[(programs * blocks * config_of.pieces(call),)](
-                matrix_descriptor(x_part, config["first_tokens"], step) if tma else x_part,
-                weights[0],
-                hidden,
-                tokens,
-                x.stride(0),
-                BLOCKS=blocks,
-                INNER=call.inner,
-                P=call.p,
-                LANES=first_lanes,
-                BLOCK_T=config["first_tokens"],
-                BLOCK_J=tile,
-                BLOCK_P=step,
-                STAGES=config["first_stages"],
-                num_warps=config["first_warps"],
-                **both,
-            )
-            programs = triton.cdiv(tokens, config["tokens"]) * (blocks // lanes)
-            second_kernel[(programs * triton.cdiv(call.q, per_slice),)](
-                hidden,
-                weights[1],
-                bias,
-                out_part,
-                tokens,
-                BLOCKS=blocks,
-                RANK=rank,
-                Q=call.q,
-                LANES=lanes,
-                PER_SLICE=per_slice,
-                HAS_BIAS=bias is not None,
-                ACTIVATION=activation or "none",
-                BLOCK_T=config["tokens"],
-                BLOCK_S=rows,
-                BLOCK_R=rank_step,
-                STAGES=config["stages"],
-                num_warps=config["warps"],
-                **both,
-            )
+    for start in range(0, call.tokens, chunk):
+        x_part, out_part = x[start : start + chunk], out[start : start + chunk]
+        tokens = out_part.shape[0]
+        programs = triton.cdiv(tokens, config["right_tokens"]) * (blocks // right_lanes)
+        first_kernel[(programs * blocks * config_of.pieces(call),)](
+            matrix_descriptor(x_part, config["right_tokens"], step) if tma else x_part,
+            weights[0],
+            hidden,
+            right,
+            tokens,
+            x.stride(0),
+            BLOCKS=blocks,
+            INNER=call.inner,
+            P=call.p,
+            LANES=right_lanes,
+            BLOCK_T=config["right_tokens"],
+            BLOCK_J=tile,
+            BLOCK_P=step,
+            STAGES=config["right_stages"],
+            num_warps=config["right_warps"],
+            **both,
+        )
+        programs = triton.cdiv(tokens, config["left_tokens"]) * (blocks // lanes)
+        second_kernel[(programs * triton.cdiv(call.q, per_slice),)](
+            hidden,
+            weights[1],
+            bias,
+            out_part,
+            left,
+            tokens,
+            BLOCKS=blocks,
+            RANK=rank,
+            Q=call.q,
+            LANES=lanes,
+            PER_SLICE=per_slice,
+            HAS_BIAS=bias is not None,
+            ACTIVATION=activation or "none",
+            BLOCK_T=config["left_tokens"],
+            BLOCK_S=rows,
+            BLOCK_R=rank_step,
+            STAGES=config["left_stages"],
+            num_warps=config["left_warps"],
+            **both,
+        )
 
 
 PATH = Path(
     name="two",
     op="monarch",
-    why_not=lambda call: "",
+    why_not=config_of.why_not,
     default_config=lambda call: config_of.two_candidates(call)[0],
     candidates=config_of.two_candidates,
     run=run,
+    separable=True,
 )
 """Each factor has a kernel: for large inputs of a block, whose first product fills the device."""

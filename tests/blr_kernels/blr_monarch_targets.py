@@ -1,6 +1,5 @@
-"""Compiles Monarch's paths without a GPU, as blr_compile_targets does for the portable kernels.
-
-Default configs for every target named, all candidates for sm_90; prints one JSON list.
+"""Compiles Monarch's paths without a GPU: default configs for every target named, all candidates
+for sm_90; prints one JSON list. A program of its own, as ``blr_compile_targets.py`` is.
 
     python blr_monarch_targets.py 80 86 ...
 """
@@ -13,116 +12,62 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import triton
-from blr_compile_targets import POINTERS, SHARED_KIB, Recorder, stack_bytes
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.tools.tensor_descriptor import TensorDescriptor
+from blr_compile_targets import (
+    DRIVER,
+    compile_call,
+    compile_instead_of_launching,
+    limits,
+    stack_bytes,
+)
 
 from blr_kernels.ops import triton_monarch_config as config_of
-from blr_kernels.ops import triton_monarch_fused, triton_monarch_two
-from blr_kernels.ops.paths import Call, Config, DeviceLimits, Path
+from blr_kernels.ops.paths import Call, Config, Path, find_path
 
-BLOCKS, RANK = 4, 128
 LAYERS = {"ViT fc1": (768, 3072), "ViT fc2": (3072, 768)}
 TOKENS = (197, 6304)
-OPTIONS = ("num_warps", "launch_pdl")
-
-Launch = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-def record(path: Path, call: Call, config: Config) -> list[Launch]:
-    """The launches of one call with bias and GELU, on tensors of the meta device."""
-    launches: list[Launch] = []
-    modules = (
-        (triton_monarch_fused, "fused_kernel"),
-        (triton_monarch_two, "first_kernel"),
-        (triton_monarch_two, "second_kernel"),
-    )
-    kernels = [getattr(module, name) for module, name in modules]
-    for (module, name), kernel in zip(modules, kernels, strict=True):
-        setattr(module, name, Recorder(kernel, launches))
-    try:
-        shapes = {
-            "x": (call.tokens, call.in_features),
-            "left": (call.blocks, call.q, call.rank),
-            "right": (call.blocks, call.rank, call.p),
-            "bias": (call.out_features,),
-            "out": (call.tokens, call.out_features),
-        }
-        t = {k: torch.empty(v, dtype=call.dtype, device="meta") for k, v in shapes.items()}
-        path.run(call, t["x"], (t["left"], t["right"]), t["bias"], "gelu", t["out"], config)
-    finally:
-        for (module, name), kernel in zip(modules, kernels, strict=True):
-            setattr(module, name, kernel)
-    return launches
-
-
-def compile_launch(launch: Launch, target: int) -> Any:
-    """Specialises the arguments as a launch would, then compiles for ``sm_<target>``."""
-    kernel, arguments, constants = launch
-    options = {key: value for key, value in constants.items() if key in OPTIONS}
-    constexprs = {key: value for key, value in constants.items() if key not in OPTIONS}
-    signature = dict.fromkeys(constexprs, "constexpr")
-    aligned = {}
-    for index, (name, value) in enumerate(zip(kernel.arg_names, arguments, strict=False)):
-        if isinstance(value, TensorDescriptor):
-            element = POINTERS[value.base.dtype].removeprefix("*")
-            signature[name] = f"tensordesc<{element}{value.block_shape}>"
-            continue
-        signature[name] = POINTERS[value.dtype] if isinstance(value, torch.Tensor) else "i32"
-        if isinstance(value, torch.Tensor) or (value % 16 == 0 and name != "tokens"):
-            aligned[(index,)] = [["tt.divisibility", 16]]
-    signature = {name: signature[name] for name in kernel.arg_names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
-
-
-def jobs(target: int) -> Iterator[tuple[Path, Call, Config, str]]:
-    """Path, call, config and a label for each thing to compile."""
-    limits = DeviceLimits("", (target // 10, target % 10), SHARED_KIB[target] * 1024, 132)
-    for path in (triton_monarch_fused.PATH, triton_monarch_two.PATH):
-        for layer, (n_in, n_out) in LAYERS.items():
+def jobs_of(target: int) -> Iterator[tuple[Path, Call, Config]]:
+    """Path, call and config of each thing to compile."""
+    for path in (find_path("monarch", "fused"), find_path("monarch", "two")):
+        for layer, sizes in LAYERS.items():
             for tokens in TOKENS:
-                call = Call("monarch", tokens, n_in, n_out, BLOCKS, RANK, torch.bfloat16, limits)
-                wanted = [path.default_config(call)]
+                call = Call("monarch", tokens, *sizes, 4, 128, torch.bfloat16, limits(target))
                 if target == 90 and layer == "ViT fc1":
-                    wanted = list(path.candidates(call))
-                for config in wanted:
-                    yield path, call, config, f"{path.name} {layer} {tokens} {dict(config)}"
+                    yield from ((path, call, config) for config in path.candidates(call))
+                else:
+                    yield path, call, path.default_config(call)
 
 
-def main(targets: list[int]) -> None:
-    rows = []
-    for target in targets:
-        for path, call, config, label in jobs(target):
-            if path.name == "fused":
-                estimates = (config_of.fused_shared_bytes(call, config),)
-            else:
-                estimates = config_of.two_shared_bytes(call, config)
-            for launch, estimate in zip(record(path, call, config), estimates, strict=True):
-                compiled = compile_launch(launch, target)
-                ptx = compiled.asm["ptx"]
-                rows.append(
-                    {
-                        "target": target,
-                        "what": f"sm_{target} {launch[0].__name__} {label}",
-                        "tokens": launch[2]["BLOCK_T"],
-                        "shared": compiled.metadata.shared,
-                        "estimate": estimate,
-                        "limit": call.device.shared_bytes,
-                        "stack": stack_bytes(compiled.asm["cubin"]),
-                        "tensor_cores": [
-                            name
-                            for name in ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
-                            if name in ptx
-                        ],
-                        "copy_engine": "cp.async.bulk.tensor" in ptx,
-                        "waits": "griddepcontrol.wait" in ptx,
-                    }
-                )
-    print(json.dumps(rows))
+def rows_of(target: int, path: Path, call: Call, config: Config) -> Iterator[dict[str, Any]]:
+    """What is worth knowing of each kernel that a call launches."""
+    DRIVER.target = target
+    estimates: tuple[int, ...]
+    names: tuple[str, ...]
+    if path.name == "fused":
+        estimates, names = (config_of.fused_shared_bytes(call, config),), ("tokens",)
+    else:
+        estimates, names = config_of.two_shared_bytes(call, config), ("right_tokens", "left_tokens")
+    launches = compile_call(path, call, config)
+    for (name, compiled), estimate, tokens in zip(launches, estimates, names, strict=True):
+        ptx = compiled.asm["ptx"]
+        instructions = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
+        yield {
+            "target": target,
+            "what": f"sm_{target} {name} {call.in_features} {call.tokens} tokens {dict(config)}",
+            "tokens": config[tokens],
+            "shared": compiled.metadata.shared,
+            "estimate": estimate,
+            "limit": call.device.shared_bytes,
+            "stack": stack_bytes(compiled.asm["cubin"]),
+            "tensor_cores": [found for found in instructions if found in ptx],
+            "copy_engine": "cp.async.bulk.tensor" in ptx,
+            "waits": "griddepcontrol.wait" in ptx,
+            "fetches": "prefetch.global.L2" in ptx,
+        }
 
 
 if __name__ == "__main__":
-    main([int(argument) for argument in sys.argv[1:]])
+    compile_instead_of_launching()
+    jobs = [(target, *job) for target in map(int, sys.argv[1:]) for job in jobs_of(target)]
+    print(json.dumps([row for job in jobs for row in rows_of(*job)]))

@@ -141,23 +141,21 @@ FUSED = {
     "right_stages": 2,
     "left_stages": 2,
     "tma": 0,
-    "pdl": 0,
 }
 TWO = {
-    "first_tokens": 16,
-    "first_columns": 16,
-    "first_lanes": 4,
-    "first_warps": 4,
-    "first_stages": 2,
-    "tokens": 16,
-    "rows": 16,
-    "lanes": 4,
-    "slices": 1,
-    "warps": 4,
-    "stages": 2,
-    "resident": 256,
+    "right_tokens": 16,
+    "right_columns": 16,
+    "right_lanes": 4,
+    "right_warps": 4,
+    "right_stages": 2,
+    "left_tokens": 16,
+    "left_rows": 16,
+    "left_lanes": 4,
+    "left_slices": 1,
+    "left_warps": 4,
+    "left_stages": 2,
+    "left_resident": 256,
     "tma": 0,
-    "pdl": 0,
 }
 
 
@@ -175,9 +173,9 @@ TWO = {
     + [
         (PATHS[1], TWO | changed)
         for changed in (
-            {"lanes": 1, "first_lanes": 2, "slices": 2},
-            {"lanes": 2, "resident": 0},
-            {"tokens": 32, "rows": 32, "slices": 99},
+            {"left_lanes": 1, "right_lanes": 2, "left_slices": 2},
+            {"left_lanes": 2, "left_resident": 0},
+            {"left_tokens": 32, "left_rows": 32, "left_slices": 99},
         )
     ],
     ids=lambda value: value.name if isinstance(value, Path) else None,
@@ -267,14 +265,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_compiled_for_every_target(compiled: list[dict[str, Any]]) -> None:
     """C14: within shared memory and its estimate, without spills, on the newest instructions."""
     assert not [r["what"] for r in compiled if r["shared"] > min(r["limit"], r["estimate"])]
-    # A stack of 8 bytes is a rare value put aside outside the loops.
-    assert not [(r["what"], r["stack"]) for r in compiled if (r["stack"] or 0) > 8]
+    # Up to 8 values of the exact GELU put aside beside the largest tile; more would serialise.
+    assert not [(r["what"], r["stack"]) for r in compiled if (r["stack"] or 0) > 32]
     newest = {90: "wgmma.mma_async", 100: "tcgen05.mma"}
     for row in compiled:
         wanted = newest.get(row["target"], "mma.sync") if row["tokens"] >= 64 else "mma"
         assert any(wanted in name for name in row["tensor_cores"]), row["what"]
         assert row["copy_engine"] == (row["target"] == 90), row["what"]
-        assert row["waits"] == (row["target"] >= 90), row["what"]
+        assert row["waits"] == row["fetches"] == (row["target"] >= 90), row["what"]
 
 
 VIT = [("qkv", 768, 2304), ("fc1", 768, 3072), ("fc2", 3072, 768)]
