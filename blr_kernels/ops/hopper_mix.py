@@ -467,7 +467,7 @@ def _mix(
             accs = accs + (gl.zeros((TILE_RANK, TOKENS), gl.float32, layout),)  # noqa: RUF005
         if 2 * STEPS <= STAGES:
             # Nothing is in flight from run to run: the assembler would serialise that.
-            for turn in range(BLOCKS // UNROLL):
+            for run in range(BLOCKS // UNROLL):
                 accs = _mix_run(
                     accs,
                     x_smem,
@@ -477,7 +477,7 @@ def _mix(
                     ready,
                     empty,
                     step,
-                    turn * UNROLL,
+                    run * UNROLL,
                     consumer,
                     UNROLL,
                     STEPS,

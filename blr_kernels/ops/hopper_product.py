@@ -24,10 +24,12 @@ from blr_kernels.ops.hopper_mix import stored_token
 
 # Products that the tensor cores are given ahead of the one that is waited for.
 AHEAD = gl.constexpr(2)
+# Columns of the output among which the rows of the weight change places.
+GROUP_N = gl.constexpr(32)
 
 
 @gluon.jit
-def _activate(y, ACTIVATION: gl.constexpr):
+def activate(y, ACTIVATION: gl.constexpr):
     """``y`` in fp32 -> activated; ACTIVATION is "none" or one of the op's names."""
     if ACTIVATION == "gelu":
         # erf by formula 7.1.26 of Abramowitz and Stegun, right to 1.5e-7 and far below an ulp of
@@ -54,8 +56,10 @@ def _activate(y, ACTIVATION: gl.constexpr):
 def _load(
     a_desc,
     w_desc,
+    w_rest_desc,
     a_smem,
     w_smem,
+    w_rest,
     ready,
     empty,
     w_ready,
@@ -68,37 +72,49 @@ def _load(
     K: gl.constexpr,
     BLOCK_T: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    REST: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The producer: one warp that issues every TMA load."""
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     item: gl.constexpr = a_desc.dtype.primitive_bitwidth // 8
-    step = 0
     batch = first // tiles
     tile = first % tiles
     fresh = 0
+    stage = 0
+    phase = 1
     for unit in range(first, last):
         if (tile == 0) | (unit == first):
             mbarrier.wait(w_empty, (fresh & 1) ^ 1)
-            mbarrier.expect(w_ready, BLOCK_N * steps * BLOCK_K * item)
+            mbarrier.expect(w_ready, (BLOCK_N + REST) * steps * BLOCK_K * item)
+            row = (batch * N + column) // GROUP_N
             for k in gl.static_range(steps):
                 tma.async_copy_global_to_shared(
-                    w_desc, [batch * N + column, k * BLOCK_K], w_ready, w_smem.index(k)
+                    w_desc, [row, 0, 0, 0, k * BLOCK_K], w_ready, w_smem.index(k)
                 )
+                if REST > 0:
+                    tma.async_copy_global_to_shared(
+                        w_rest_desc,
+                        [row + BLOCK_N // GROUP_N, 0, 0, 0, k * BLOCK_K],
+                        w_ready,
+                        w_rest.index(k),
+                    )
             if fresh == 0:
                 # The weight was there before the kernel that writes a.
                 grid_wait()
             fresh += 1
-        for k in range(steps):
-            stage = step % STAGES
-            mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
+        for k in gl.static_range(steps):
+            mbarrier.wait(empty.index(stage), phase)
             bar = ready.index(stage)
             mbarrier.expect(bar, BLOCK_T * BLOCK_K * item)
             tma.async_copy_global_to_shared(
                 a_desc, [batch * K + k * BLOCK_K, tile * BLOCK_T], bar, a_smem.index(stage)
             )
-            step += 1
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
         tile += 1
         if tile == tiles:
             tile = 0
@@ -107,21 +123,49 @@ def _load(
 
 @gluon.constexpr_function
 def _stored(rows, columns):
-    """Layout (rows, columns) in which a thread holds eight columns of a row, 16 bytes.
-
-    Every value stays in the warp that computed it, so that changing to it needs no barrier.
-    """
-    columns_by_lane = [[0, 8 << n] for n in range((columns // 8).bit_length() - 1)]
-    rows_of_warp = [[1, 0], [2, 0], [4, 0], [8, 0]]
-    by_lane = 5 - len(columns_by_lane)
+    """Layout (rows, columns) of an accumulator whose columns are in the order of the output."""
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4]]
-        + rows_of_warp[by_lane:]
+        + [[0, 32 << n] for n in range((columns // 32).bit_length() - 1)]
+        + [[8, 0]]
         + ([[64, 0]] if rows == 128 else []),
-        lane_bases=columns_by_lane + rows_of_warp[:by_lane],
+        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]],
         block_bases=[],
         shape=[rows, columns],
+    )
+
+
+@gluon.jit
+def _store(
+    acc,
+    bias,  # (COLUMNS,), in the layout of the output's columns
+    out_ptr,
+    first_token,
+    tokens,
+    WIDTH: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    GROUP: gl.constexpr,
+    BLOCK_T: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):
+    """Stores ``acc (BLOCK_T, COLUMNS)``; the pointer is at its first column."""
+    stored: gl.constexpr = _stored(BLOCK_T, COLUMNS)
+    # The weight's rows were loaded in an order that gives a thread eight columns in a row.
+    acc = acc.reshape((BLOCK_T, COLUMNS // GROUP_N, 4, 4, 2)).permute((0, 1, 3, 2, 4))
+    acc = gl.convert_layout(acc.reshape((BLOCK_T, COLUMNS)), stored, assert_trivial=True)
+    if HAS_BIAS:
+        acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
+    acc = activate(acc, ACTIVATION)
+    position = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
+    token = first_token + position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
+    row = out_ptr + token.to(gl.int64) * WIDTH
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, stored))
+    gl.store(
+        gl.expand_dims(row, 1) + gl.expand_dims(column, 0),
+        acc.to(out_ptr.dtype.element_ty),
+        mask=gl.expand_dims(token < tokens, 1),
     )
 
 
@@ -131,6 +175,7 @@ def _multiply(
     bias_ptr,
     a_smem,
     w_smem,
+    w_rest,
     ready,
     empty,
     w_ready,
@@ -150,18 +195,17 @@ def _multiply(
     GROUP: gl.constexpr,
     BLOCK_T: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    REST: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """A consumer warp group: every second token tile of this program."""
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    rest: gl.constexpr = REST if REST > 0 else 32
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-    stored: gl.constexpr = _stored(BLOCK_T, BLOCK_N)
-    position = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
-    offs_t = position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
-    offs_out = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, stored))
-    bias = gl.zeros((BLOCK_N,), gl.float32, gl.SliceLayout(0, layout))
+    rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rest, 16])
+    offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, _stored(BLOCK_T, BLOCK_N)))
+    offs_rest = gl.arange(0, rest, gl.SliceLayout(0, _stored(BLOCK_T, rest)))
     batch = first // tiles
     tile = first % tiles
     fresh = 0
@@ -170,46 +214,73 @@ def _multiply(
         if (tile == 0) | (unit == first):
             if fresh > 0:
                 mbarrier.arrive(w_empty, count=1)
-            if HAS_BIAS:
-                bias = gl.load(bias_ptr + batch * N + column + offs_n).to(gl.float32)
             mbarrier.wait(w_ready, fresh & 1)
             fresh += 1
         if (unit - first) % 2 == consumer:
+            at = batch * N + column
+            bias = offs_n
+            bias_rest = offs_rest
+            if HAS_BIAS:
+                bias = gl.load(bias_ptr + at + offs_n)
+                if REST > 0:
+                    bias_rest = gl.load(bias_ptr + at + BLOCK_N + offs_rest)
             # The other group has then issued its products: it is in no stage that this one waits
             # for, whose parity would otherwise not tell one round of the ring from the next.
             turn = (unit - first) // 2
             mbarrier.wait(order.index(consumer), (turn & 1) ^ (1 - consumer))
             step = (unit - first) * steps
             sums = warpgroup_mma_init(gl.zeros((BLOCK_T, BLOCK_N), gl.float32, layout))
+            more = warpgroup_mma_init(gl.zeros((BLOCK_T, rest), gl.float32, rest_layout))
             for k in gl.static_range(steps):
                 stage = (step + k) % STAGES
                 mbarrier.wait(ready.index(stage), ((step + k) // STAGES) & 1)
-                sums = warpgroup_mma(
-                    a_smem.index(stage).permute((1, 0)),
-                    w_smem.index(k).permute((1, 0)),
-                    sums,
-                    is_async=True,
-                )
+                a = a_smem.index(stage).permute((1, 0))
+                w = w_smem.index(k).reshape((BLOCK_N, BLOCK_K)).permute((1, 0))
+                sums = warpgroup_mma(a, w, sums, is_async=True)
+                if REST > 0:
+                    w = w_rest.index(k).reshape((REST, BLOCK_K)).permute((1, 0))
+                    more = warpgroup_mma(a, w, more, is_async=True)
                 if k == steps - 1:
                     mbarrier.arrive(order.index(1 - consumer), count=1)
                 if k >= AHEAD:
-                    sums = warpgroup_mma_init(warpgroup_mma_wait(AHEAD, deps=(sums,)))
+                    if REST > 0:
+                        done = warpgroup_mma_wait(2 * AHEAD, deps=(sums, more))
+                        sums = warpgroup_mma_init(done[0])
+                        more = warpgroup_mma_init(done[1])
+                    else:
+                        sums = warpgroup_mma_init(warpgroup_mma_wait(AHEAD, deps=(sums,)))
                     mbarrier.arrive(empty.index((step + k - AHEAD) % STAGES), count=1)
-            acc = warpgroup_mma_wait(0, deps=(sums,))
+            done = warpgroup_mma_wait(0, deps=(sums, more))
             for k in gl.static_range(steps):
                 if k + AHEAD >= steps:
                     mbarrier.arrive(empty.index((step + k) % STAGES), count=1)
-            if HAS_BIAS:
-                acc = acc + gl.expand_dims(bias, 0)
-            acc = _activate(acc, ACTIVATION)
-            y = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), stored)
-            token = tile * BLOCK_T + offs_t
-            out_row = out_ptr + batch * N + token.to(gl.int64) * (BATCH * N)
-            gl.store(
-                gl.expand_dims(out_row, 1) + gl.expand_dims(offs_out, 0),
-                y,
-                mask=gl.expand_dims(token < tokens, 1),
+            _store(
+                done[0],
+                bias,
+                out_ptr + at,
+                tile * BLOCK_T,
+                tokens,
+                BATCH * N,
+                HAS_BIAS,
+                ACTIVATION,
+                GROUP,
+                BLOCK_T,
+                BLOCK_N,
             )
+            if REST > 0:
+                _store(
+                    done[1],
+                    bias_rest,
+                    out_ptr + at + BLOCK_N,
+                    tile * BLOCK_T,
+                    tokens,
+                    BATCH * N,
+                    HAS_BIAS,
+                    ACTIVATION,
+                    GROUP,
+                    BLOCK_T,
+                    REST,
+                )
         tile += 1
         if tile == tiles:
             tile = 0
@@ -219,7 +290,9 @@ def _multiply(
 @gluon.jit(do_not_specialize=["tokens"])
 def hopper_product_kernel(
     a_desc,  # (batch * K, a_block), blocks of (BLOCK_K, BLOCK_T); tokens as hopper_mix stores
-    w_desc,  # (batch * N, K), blocks of (BLOCK_N, BLOCK_K)
+    w_desc,  # (batch * N / 32, 4, 4, 2, K), blocks of (BLOCK_N / 32, 4, 4, 2, BLOCK_K): row
+    # 32g + 8c + 2n + e of the weight is at (g, n, c, e)
+    w_rest_desc,  # the same in blocks of (REST / 32, 4, 4, 2, BLOCK_K); unused where REST is 0
     out_ptr,  # (tokens, batch * N), contiguous
     bias_ptr,  # (batch * N,); unused unless HAS_BIAS
     tokens,
@@ -231,27 +304,36 @@ def hopper_product_kernel(
     GROUP: gl.constexpr,  # tokens in a group of stored_token
     BLOCK_T: gl.constexpr,
     BLOCK_N: gl.constexpr,
+    REST: gl.constexpr,  # columns of a slab beyond BLOCK_N, 0 or 32, 64, 128
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """``out[t, i*N + n] = act(sum_k a[i, k, t] * w[i, n, k] + bias[i*N + n])``.
 
-    N is a multiple of BLOCK_N. The programs of the N / BLOCK_N slabs of a batch form a group and
-    walk the same tokens at the same time, so that memory is read once for all of them. The groups
-    take equal runs of the token tiles of all batches: a program changes its slab once or twice.
+    N is a multiple of a slab, BLOCK_N + REST columns. The programs of the slabs of a batch form a
+    group and walk the same tokens at the same time, so that memory is read once for all of them.
+    The groups take equal runs of the token tiles of all batches.
     """
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    slabs: gl.constexpr = N // BLOCK_N
+    slab: gl.constexpr = BLOCK_N + REST
+    slabs: gl.constexpr = N // slab
     tiles = (tokens + BLOCK_T - 1) // BLOCK_T
     units = tiles * BATCH
     group = gl.program_id(0) // slabs
-    column = (gl.program_id(0) % slabs) * BLOCK_N
+    column = (gl.program_id(0) % slabs) * slab
     groups = gl.num_programs(0) // slabs
     first = (group * units) // groups
     last = ((group + 1) * units) // groups
 
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_K, BLOCK_T], a_desc.layout)
-    w_smem = gl.allocate_shared_memory(w_desc.dtype, [steps, BLOCK_N, BLOCK_K], w_desc.layout)
+    w_smem = gl.allocate_shared_memory(
+        w_desc.dtype, [steps, BLOCK_N // GROUP_N, 4, 4, 2, BLOCK_K], w_desc.layout
+    )
+    w_rest = w_smem
+    if REST > 0:
+        w_rest = gl.allocate_shared_memory(
+            w_desc.dtype, [steps, REST // GROUP_N, 4, 4, 2, BLOCK_K], w_rest_desc.layout
+        )
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -274,6 +356,7 @@ def hopper_product_kernel(
                     bias_ptr,
                     a_smem,
                     w_smem,
+                    w_rest,
                     ready,
                     empty,
                     w_ready,
@@ -293,6 +376,7 @@ def hopper_product_kernel(
                     GROUP,
                     BLOCK_T,
                     BLOCK_N,
+                    REST,
                     BLOCK_K,
                     STAGES,
                 ),
@@ -304,6 +388,7 @@ def hopper_product_kernel(
                     bias_ptr,
                     a_smem,
                     w_smem,
+                    w_rest,
                     ready,
                     empty,
                     w_ready,
@@ -323,6 +408,7 @@ def hopper_product_kernel(
                     GROUP,
                     BLOCK_T,
                     BLOCK_N,
+                    REST,
                     BLOCK_K,
                     STAGES,
                 ),
@@ -332,8 +418,10 @@ def hopper_product_kernel(
                 (
                     a_desc,
                     w_desc,
+                    w_rest_desc,
                     a_smem,
                     w_smem,
+                    w_rest,
                     ready,
                     empty,
                     w_ready,
@@ -346,6 +434,7 @@ def hopper_product_kernel(
                     K,
                     BLOCK_T,
                     BLOCK_N,
+                    REST,
                     BLOCK_K,
                     STAGES,
                 ),
