@@ -11,7 +11,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from blr_kernels.ops.hopper_mix import hopper_mix_kernel
 from blr_kernels.ops.hopper_product import hopper_product_kernel
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_config import accumulators, tokens_per_chunk
+from blr_kernels.ops.triton_config import SCRATCH_BYTES, accumulators, tokens_per_chunk
 from blr_kernels.reference import Activation
 
 TILE = 64
@@ -38,13 +38,9 @@ def _step(size: int) -> int:
     return 128 if size > TILE else TILE
 
 
-def _splits_rank(call: Call) -> bool:
-    """Whether the two consumers take 64 ranks each of 64 tokens, not 32 tokens each of 64 ranks."""
-    return accumulators(call.blocks) <= _WIDE_ACCUMULATORS and call.rank > TILE
-
-
-def _tile_rank(call: Call) -> int:
-    return 2 * TILE if _splits_rank(call) else TILE
+def _tile_rank(config: Config) -> int:
+    """Ranks of a tile: the two consumers split them, or the tokens."""
+    return 2 * TILE if config["mix_split"] else TILE
 
 
 def _mix_bytes(call: Call, config: Config) -> int:
@@ -52,8 +48,8 @@ def _mix_bytes(call: Call, config: Config) -> int:
     block_k = _step(call.p)
     stages = config["mix_stages"]
     x_tiles = call.blocks * -(-call.p // block_k) if config["mix_resident"] else stages
-    rows = x_tiles * TILE + stages * _tile_rank(call)
-    scales = stages * accumulators(call.blocks) * _tile_rank(call)
+    rows = x_tiles * TILE + stages * _tile_rank(config)
+    scales = stages * config["mix_outputs"] * _tile_rank(config)
     return (rows * block_k + scales) * call.itemsize + _BARRIER_BYTES
 
 
@@ -65,22 +61,49 @@ def _product_bytes(call: Call, config: Config) -> int:
     return (slab + ring) * call.itemsize + _BARRIER_BYTES
 
 
-def _mix_config(call: Call, *, resident: bool, shares: int, unroll: int) -> dict[str, int] | None:
-    """The first kernel's part of a config, None if shared memory does not hold its stages."""
-    tiles = -(-call.rank // _tile_rank(call))
+def _mix_config(call: Call, tokens: int, *, outputs: int, unroll: int = 3) -> dict[str, int] | None:
+    """The first kernel's part of a config, None if shared memory does not hold its stages.
+
+    Args:
+        tokens: that it walks at once.
+        outputs: output blocks that a program accumulates.
+        unroll: products in a row that the tensor cores compute without a pause.
+    """
+    split = int(outputs <= _WIDE_ACCUMULATORS and call.rank > TILE and tokens > _MANY_TOKENS)
     config = {
-        "mix_resident": int(resident),
-        "mix_tiles": -(-tiles // shares),
+        "mix_outputs": outputs,
+        "mix_split": split,
         "mix_unroll": min(unroll, call.blocks),
-        "mix_turns": 0,
+        "mix_resident": 1,
+        "mix_tiles": 1,
         "mix_stages": 8,
     }
-    # Powers of two: the producer is one warp, and a remainder costs it a tenth of its time.
-    while config["mix_stages"] >= 2:
-        if _mix_bytes(call, config) <= call.device.shared_bytes:
-            return config
-        config["mix_stages"] //= 2
+    # The rank of a token tile is dealt among as many programs as fill the device once.
+    tiles = -(-call.rank // _tile_rank(config))
+    programs = -(-tokens // TILE) * -(-call.blocks // outputs)
+    config["mix_tiles"] = -(-tiles // max(1, min(tiles, call.device.sms // programs)))
+    # x that is used for one tile of rank alone need not stay.
+    for resident in (1, 0) if config["mix_tiles"] > 1 else (0,):
+        # Powers of two: the producer is one warp, and a remainder costs it a tenth of its time.
+        for stages in (8, 4, 2):
+            config |= {"mix_resident": resident, "mix_stages": stages}
+            enough = stages >= 2 * -(-call.p // _step(call.p)) or not resident
+            if enough and _mix_bytes(call, config) <= call.device.shared_bytes:
+                return config
     return None
+
+
+def _outputs(call: Call, tokens: int) -> list[int]:
+    """Numbers of output blocks a program may accumulate: all that fit, fewer for few tokens."""
+    most = accumulators(call.blocks)
+    programs = -(-tokens // TILE) * -(-call.rank // TILE)
+    found = [most]
+    for outputs in range(most - 1, 0, -1):
+        groups = -(-call.blocks // outputs)
+        # As even a deal as any, and still no more programs than the device holds at once.
+        if outputs == -(-call.blocks // groups) and programs * groups <= call.device.sms:
+            found.insert(0, outputs)
+    return found[:2] if tokens <= _MANY_TOKENS else [most]
 
 
 def _product_config(call: Call, *, columns: int, tokens: int, inner: int) -> dict[str, int] | None:
@@ -104,12 +127,21 @@ def _bytes_per_token(call: Call) -> int:
     return call.blocks * call.rank * call.itemsize
 
 
-def _shares(call: Call, chunk: int) -> int:
-    """Programs among which the rank of a token tile is dealt, to fill the device once."""
-    tiles = -(-call.rank // _tile_rank(call))
-    groups = -(-call.blocks // accumulators(call.blocks))
-    programs = -(-min(chunk, call.tokens) // TILE) * groups
-    return max(1, min(tiles, call.device.sms // programs))
+def _chunk(call: Call, config: Config) -> int:
+    """Tokens walked at once: multiples of a tile whose padded intermediate the scratch holds."""
+    most = SCRATCH_BYTES // _bytes_per_token(call) - 2 * TILE
+    return tokens_per_chunk(
+        call.tokens, _bytes_per_token(call), max(TILE, min(config["chunk"] or most, most))
+    )
+
+
+def _z_block(chunk: int) -> int:
+    """Tokens of the intermediate for ``chunk`` tokens: whole tiles, and an odd number of them.
+
+    Rows that lie a power of two apart would share few of the cache's sets.
+    """
+    tiles = -(-chunk // TILE)
+    return (tiles + 1 - tiles % 2) * TILE
 
 
 def _configs(call: Call) -> list[Config]:
@@ -117,26 +149,18 @@ def _configs(call: Call) -> list[Config]:
     inner = _step(call.rank)
     products = [
         product
-        for columns, tokens, step in (
-            (192, 64, inner),
-            (256, 64, inner),
-            (128, 64, inner),
-            (64, 128, inner),
-        )
-        if (product := _product_config(call, columns=columns, tokens=tokens, inner=step))
+        for columns, tokens in ((256, 64), (128, 64), (192, 64), (64, 128))
+        if (product := _product_config(call, columns=columns, tokens=tokens, inner=inner))
     ]
     found: list[Config] = []
     # An intermediate that the cache holds is read again from there.
     cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
-    for chunk in (0,) if cached else (4096, 0, 2048):
-        tokens = tokens_per_chunk(call.tokens, _bytes_per_token(call), chunk)
-        shares = _shares(call, tokens)
-        for resident in (True, False):
-            mix = _mix_config(call, resident=resident, shares=shares, unroll=3)
-            # x that is used for one tile of rank alone need not stay.
-            if mix is not None and not (resident and mix["mix_tiles"] == 1):
+    for chunk in (0,) if cached else (0, 4096):
+        tokens = _chunk(call, {"chunk": chunk})
+        for outputs in _outputs(call, tokens):
+            mix = _mix_config(call, tokens, outputs=outputs)
+            if mix is not None:
                 found += [{**mix, **product, "chunk": chunk} for product in products]
-                break
     return found
 
 
@@ -190,13 +214,15 @@ def launch_mix(
     """
     blocks, rank, z_block = z.shape
     block_k = _step(call.p)
-    share = accumulators(blocks)
-    splits_rank = _splits_rank(call)
-    tiles = min(config["mix_tiles"], triton.cdiv(rank, _tile_rank(call)))
-    shares = triton.cdiv(triton.cdiv(rank, _tile_rank(call)), tiles)
-    grid = (triton.cdiv(x.shape[0], TILE) * shares, triton.cdiv(blocks, share))
+    outputs, split = config["mix_outputs"], bool(config["mix_split"])
+    all_tiles = triton.cdiv(rank, _tile_rank(config))
+    tiles = min(config["mix_tiles"], all_tiles)
+    grid = (
+        triton.cdiv(x.shape[0], TILE) * triton.cdiv(all_tiles, tiles),
+        triton.cdiv(blocks, outputs),
+    )
     hopper_mix_kernel[grid](
-        _descriptor(x, [TILE if splits_rank else TILE // 2, block_k]),
+        _descriptor(x, [TILE if split else TILE // 2, block_k]),
         _descriptor(right.view(blocks * rank, call.p), [TILE, block_k]),
         z,
         coupling,
@@ -204,14 +230,13 @@ def launch_mix(
         BLOCKS=blocks,
         RANK=rank,
         P=call.p,
-        ACCUMULATORS=share,
+        ACCUMULATORS=outputs,
         TILES=tiles,
         BLOCK_K=block_k,
         STAGES=config["mix_stages"],
         UNROLL=config["mix_unroll"],
         RESIDENT=bool(config["mix_resident"]),
-        SPLIT_RANK=splits_rank,
-        TURNS=bool(config["mix_turns"]),
+        SPLIT_RANK=split,
         LATE_WAIT=late,
         num_warps=_WARPS,
         maxnreg=_START_REGISTERS,
@@ -257,7 +282,7 @@ def launch_product(
         K=rank,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
-        GROUP=TILE if _splits_rank(call) else TILE // 2,
+        GROUP=TILE if config["mix_split"] else TILE // 2,
         BLOCK_T=tile_tokens,
         BLOCK_N=block_n,
         REST=rest,
@@ -281,8 +306,8 @@ def _run(
     left, coupling, right = factors
     if x.data_ptr() % _ALIGNMENT or x.stride(0) * x.element_size() % _ALIGNMENT:
         x = x.clone(memory_format=torch.contiguous_format)  # TMA reads aligned rows only
-    chunk = tokens_per_chunk(call.tokens, _bytes_per_token(call), config["chunk"])
-    z = x.new_empty((call.blocks, call.rank, _ceil(chunk, TILE)))
+    chunk = _chunk(call, config)
+    z = x.new_empty((call.blocks, call.rank, _z_block(chunk)))
     for start in range(0, call.tokens, chunk):
         stop = min(start + chunk, call.tokens)
         launch_mix(call, x[start:stop], coupling, right, z, config, late=start > 0)

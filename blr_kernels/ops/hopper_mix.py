@@ -353,24 +353,6 @@ def _add(accs, scales, product, ACCUMULATORS: gl.constexpr):
 
 
 @gluon.jit
-def _take_turn(order, turn, done, consumer: gl.constexpr):
-    """Waits until the other group has mixed, and returns ``done``, which is not read before."""
-    mbarrier.wait(order.index(consumer), (turn & 1) ^ (1 - consumer))
-    return gl.inline_asm_elementwise(
-        "// $0", "=f,0", [done], dtype=gl.float32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _end_turn(order, accs, consumer: gl.constexpr, ACCUMULATORS: gl.constexpr):
-    """Lets the other group mix, once ``accs`` are computed."""
-    gl.inline_asm_elementwise(
-        "// $0", _constraints(ACCUMULATORS), accs, dtype=gl.float32, is_pure=False, pack=1
-    )
-    mbarrier.arrive(order.index(1 - consumer), count=1)
-
-
-@gluon.jit
 def _mix_run(
     accs,
     x_smem,
@@ -379,10 +361,8 @@ def _mix_run(
     x_ready,
     ready,
     empty,
-    order,
     step,
     first_j,
-    turn,
     consumer: gl.constexpr,
     COUNT: gl.constexpr,
     STEPS: gl.constexpr,
@@ -390,7 +370,6 @@ def _mix_run(
     STAGES: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
-    TURNS: gl.constexpr,
     rows: gl.constexpr,
 ):
     """Mixes blocks ``first_j`` to ``first_j + COUNT``, each while the next one is computed."""
@@ -434,11 +413,7 @@ def _mix_run(
             done = warpgroup_mma_wait(0, deps=(current,))
         for k in gl.static_range(STEPS):
             mbarrier.arrive(empty.index((step + n * STEPS + k) % STAGES), count=1)
-        if TURNS:
-            done = _take_turn(order, turn + n, done, consumer)
         accs = _add(accs, scales, done, ACCUMULATORS)
-        if TURNS:
-            _end_turn(order, accs, consumer, ACCUMULATORS)
         if n + 1 < COUNT:
             current = following
             scales = later
@@ -454,7 +429,6 @@ def _mix(
     x_ready,
     ready,
     empty,
-    order,
     token,
     first_tile,
     tiles,
@@ -470,7 +444,6 @@ def _mix(
     UNROLL: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
-    TURNS: gl.constexpr,
     LATE_WAIT: gl.constexpr,
 ):
     """A consumer warp group: half of the tokens or of the rank of every tile of this program."""
@@ -503,10 +476,8 @@ def _mix(
                     x_ready,
                     ready,
                     empty,
-                    order,
                     step,
                     run * UNROLL,
-                    tile * BLOCKS + run * UNROLL,
                     consumer,
                     UNROLL,
                     STEPS,
@@ -514,7 +485,6 @@ def _mix(
                     STAGES,
                     RESIDENT,
                     SPLIT_RANK,
-                    TURNS,
                     rows,
                 )
                 step += UNROLL * STEPS
@@ -527,10 +497,8 @@ def _mix(
                     x_ready,
                     ready,
                     empty,
-                    order,
                     step,
                     BLOCKS - BLOCKS % UNROLL,
-                    (tile + 1) * BLOCKS - BLOCKS % UNROLL,
                     consumer,
                     BLOCKS % UNROLL,
                     STEPS,
@@ -538,7 +506,6 @@ def _mix(
                     STAGES,
                     RESIDENT,
                     SPLIT_RANK,
-                    TURNS,
                     rows,
                 )
                 step += (BLOCKS % UNROLL) * STEPS
@@ -598,7 +565,6 @@ def hopper_mix_kernel(
     UNROLL: gl.constexpr,  # blocks mixed without a pause of the tensor cores
     RESIDENT: gl.constexpr,  # x stays in shared memory
     SPLIT_RANK: gl.constexpr,  # the consumers share tokens and split the rank, or the other way
-    TURNS: gl.constexpr,  # the consumers mix one after the other
     LATE_WAIT: gl.constexpr,
 ):
     """``z[i, :, t] = sum_j coupling[i, j, :] * (right[j] @ x[t, j*P : (j + 1)*P])``."""
@@ -629,9 +595,6 @@ def hopper_mix_kernel(
     x_ready = gl.allocate_shared_memory(gl.int64, [x_tiles, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    order = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    for n in gl.static_range(CONSUMERS):
-        mbarrier.init(order.index(n), count=1)
     for n in gl.static_range(x_tiles):
         mbarrier.init(x_ready.index(n), count=1)
     for n in gl.static_range(STAGES):
@@ -653,7 +616,6 @@ def hopper_mix_kernel(
                     x_ready,
                     ready,
                     empty,
-                    order,
                     token,
                     first_tile,
                     tiles,
@@ -669,7 +631,6 @@ def hopper_mix_kernel(
                     UNROLL,
                     RESIDENT,
                     SPLIT_RANK,
-                    TURNS,
                     LATE_WAIT,
                 ),
             ),
@@ -683,7 +644,6 @@ def hopper_mix_kernel(
                     x_ready,
                     ready,
                     empty,
-                    order,
                     token,
                     first_tile,
                     tiles,
@@ -699,7 +659,6 @@ def hopper_mix_kernel(
                     UNROLL,
                     RESIDENT,
                     SPLIT_RANK,
-                    TURNS,
                     LATE_WAIT,
                 ),
             ),

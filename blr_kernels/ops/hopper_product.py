@@ -29,7 +29,7 @@ GROUP_N = gl.constexpr(32)
 
 
 @gluon.jit
-def _activate(y, ACTIVATION: gl.constexpr):
+def activate(y, ACTIVATION: gl.constexpr):
     """``y`` in fp32 -> activated; ACTIVATION is "none" or one of the op's names."""
     if ACTIVATION == "gelu":
         # erf by formula 7.1.26 of Abramowitz and Stegun, right to 1.5e-7 and far below an ulp of
@@ -157,7 +157,7 @@ def _store(
     acc = gl.convert_layout(acc.reshape((BLOCK_T, COLUMNS)), stored, assert_trivial=True)
     if HAS_BIAS:
         acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
-    acc = _activate(acc, ACTIVATION)
+    acc = activate(acc, ACTIVATION)
     position = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
     token = first_token + position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
     row = out_ptr + token.to(gl.int64) * WIDTH

@@ -148,7 +148,12 @@ _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("triton", "triton_blast.PATH"),
     ),
     "blast_int8": (("triton", "triton_blast_int8.PATH"),),
-    "monarch": (("triton", "triton_monarch.PATH"),),
+    "monarch": (
+        ("hopper", "hopper_monarch.PATH"),
+        ("fused", "triton_monarch_fused.PATH"),
+        ("two", "triton_monarch_two.PATH"),
+        ("triton", "triton_monarch.PATH"),
+    ),
     "low_rank": (
         ("few", "few_paths.FEW_LOW_RANK"),
         ("cublas", "cublas_low_rank.PATH"),
