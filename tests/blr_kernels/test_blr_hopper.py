@@ -19,7 +19,7 @@ from torch import Tensor
 
 from blr_kernels import Blast
 from blr_kernels.ops.paths import Call, DeviceLimits, find_path, run_path
-from blr_kernels.ops.triton_config import SCRATCH_BYTES, tokens_per_chunk
+from blr_kernels.ops.triton_config import SCRATCH_BYTES, accumulators
 from blr_kernels.reference import Activation
 
 pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
@@ -218,31 +218,45 @@ def test_configs() -> None:
             assert 1 <= config["mix_unroll"] <= call.blocks
             assert hopper_blast._mix_bytes(call, config) <= call.device.shared_bytes
             assert hopper_blast._product_bytes(call, config) <= call.device.shared_bytes
-            tiles = -(-call.rank // hopper_blast._tile_rank(call))
+            # Its accumulators, and how the consumers share a tile.
+            assert 1 <= config["mix_outputs"] <= accumulators(call.blocks)
+            assert config["mix_split"] in (0, 1)
+            assert not (config["mix_split"] and (config["mix_outputs"] > 4 or call.rank <= 64))
+            tiles = -(-call.rank // (128 if config["mix_split"] else 64))
             assert 1 <= config["mix_tiles"] <= tiles
-            chunk = tokens_per_chunk(
-                call.tokens, call.blocks * call.rank * call.itemsize, config["chunk"]
-            )
-            assert chunk == call.tokens or chunk % 64 == 0
-            # Programs beyond the first share exist to fill the device, and only once.
+            # Rank and output blocks are dealt only where that fills the device once.
+            chunk = hopper_blast._chunk(call, config)
+            per_token = call.blocks * call.rank * call.itemsize
+            assert hopper_blast._z_block(chunk) * per_token <= SCRATCH_BYTES
+            assert chunk <= hopper_blast._z_block(chunk) <= chunk + 127
             shares = -(-tiles // config["mix_tiles"])
-            programs = -(-chunk // 64) * shares
-            assert shares == 1 or programs <= call.device.sms
+            groups = -(-call.blocks // config["mix_outputs"])
+            dealt = shares > 1 or config["mix_outputs"] < accumulators(call.blocks)
+            assert not dealt or -(-chunk // 64) * shares * groups <= call.device.sms
 
 
-def test_shares_fill_the_device() -> None:
-    """Few tokens: the rank is dealt among programs; many: each has all of it."""
-    from blr_kernels.ops.hopper_blast import _shares
+@pytest.mark.parametrize("tokens", [64, 1000, 16_384])
+def test_tuned_at_other_tokens(tokens: int) -> None:
+    """A config that was timed at other tokens is one that the kernels take here."""
+    from blr_kernels.ops import hopper_blast
 
-    assert [_shares(call_of("DiT qkv", tokens), tokens) for tokens in (1, 64, 512, 4096)] == [
-        6,
-        6,
-        6,
-        2,
-    ]
-    assert _shares(call_of("DiT qkv", 16_384), 8192) == 1
-    # Two groups of output blocks are two programs for each tile.
-    assert _shares(call_of("Llama-1B attention", 1000), 1000) == 4
+    call = call_of("DiT qkv", tokens)
+    for there in (64, 1000, 5000, 16_384):
+        for config in find_path("blast", "hopper").candidates(replace(call, tokens=there)):
+            assert hopper_blast._mix_bytes(call, config) <= H200.shared_bytes
+            assert hopper_blast._product_bytes(call, config) <= H200.shared_bytes
+
+
+def test_few_tokens_deal_the_rank_among_programs() -> None:
+    def programs(tokens: int) -> int:
+        call = call_of("DiT qkv", tokens)
+        config = find_path("blast", "hopper").default_config(call)
+        tiles = -(-call.rank // (128 if config["mix_split"] else 64))
+        groups = -(-call.blocks // config["mix_outputs"])
+        return -(-tokens // 64) * groups * -(-tiles // config["mix_tiles"])
+
+    assert all(64 <= programs(tokens) <= 132 for tokens in (512, 1000, 2048, 4096))
+    assert programs(16_384) >= 128
 
 
 # The order of tokens and rows, in closed form.
