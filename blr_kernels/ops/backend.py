@@ -6,10 +6,14 @@ import enum
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from blr_kernels.structures import LowRank, Structure
+
+if TYPE_CHECKING:
+    from blr_kernels.ops.paths import Call
 
 TRITON_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MIN_AUTO_CAPABILITY = (8, 0)
@@ -155,6 +159,7 @@ def explain(
     device: torch.device | str,
     backend: Backend = Backend.AUTO,
     tokens: int | None = None,
+    int8: bool = False,
 ) -> Explanation:
     """Says what a layer of this size runs on, and why something else does not.
 
@@ -163,16 +168,21 @@ def explain(
         dtype, device: of its input and factors.
         backend: what is asked for.
         tokens: rows of its input; with them the explanation names path and launch config too.
+        int8: whether it is a BLAST layer of 8-bit integers.
 
     Raises:
-        ValueError: if the structure does not fit the sizes, or the tokens are not positive.
+        ValueError: if the structure does not fit the sizes or ``int8``, or the tokens are not
+            positive.
         RuntimeError: if ``Backend.TRITON`` is asked for and cannot run.
     """
     padded = structure.padded(in_features, out_features)
     if tokens is not None and tokens < 1:
         raise ValueError(f"tokens must be at least 1, got {tokens}")
+    if int8 and structure.kind != "blast":
+        raise ValueError(f"int8 takes a BLAST structure, got {structure}")
     device = torch.device(device)
-    layer = f"{structure} {in_features} -> {out_features}"
+    op = "blast_int8" if int8 else structure.kind
+    layer = f"{structure}{' in int8' if int8 else ''} {in_features} -> {out_features}"
     if runs_on_triton(backend, device, dtype):
         asked = backend is Backend.TRITON
         not_torch = "Backend.TRITON was asked for" if asked else "slower here"
@@ -183,7 +193,11 @@ def explain(
         )
         if tokens is None:
             return told
-        return _with_path(told, structure, padded, tokens, dtype, device, kernels_only=asked)
+        from blr_kernels.ops.paths import Call, limits_of
+
+        blocks = 1 if isinstance(structure, LowRank) else structure.blocks
+        call = Call(op, tokens, *padded, blocks, structure.rank, dtype, limits_of(device))
+        return _with_path(told, call, kernels_only=asked)
     cannot = why_not_triton(device, dtype)
     if backend is Backend.TORCH:
         reason, not_triton = "asked for", cannot or "Backend.TORCH was asked for"
@@ -192,22 +206,10 @@ def explain(
     return Explanation(Backend.TORCH, f"{layer}: {reason}", {Backend.TRITON: not_triton})
 
 
-def _with_path(
-    told: Explanation,
-    structure: Structure,
-    padded: tuple[int, int],
-    tokens: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    kernels_only: bool,
-) -> Explanation:
-    """Adds the path of a call with so many tokens to an explanation of the package's kernels."""
+def _with_path(told: Explanation, call: Call, *, kernels_only: bool) -> Explanation:
+    """Adds the path of a call to an explanation of the package's kernels."""
     from blr_kernels.ops.choice import choose, why_not_others
-    from blr_kernels.ops.paths import Call, limits_of
 
-    blocks = 1 if isinstance(structure, LowRank) else structure.blocks
-    call = Call(structure.kind, tokens, *padded, blocks, structure.rank, dtype, limits_of(device))
     choice = choose(call, kernels_only)
     others = why_not_others(call, choice, kernels_only)
     if choice.path.library:

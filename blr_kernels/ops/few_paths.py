@@ -1,8 +1,8 @@
-"""The paths "few" (1 to 16 tokens) and "small" (up to about 1,024), and their launch sizes."""
+"""The paths "few" (1 to 4 tokens) and "small" (5 to about 1,024), and their launch sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
@@ -15,10 +15,13 @@ from blr_kernels.ops.triton_small import Sizes, launch_small_mix, launch_small_p
 from blr_kernels.reference import Activation
 
 FEW_TOKENS = 16
-"""Most tokens of the path "few"."""
+"""Most tokens of the path "few" for low rank, which has no path "small"."""
 
 SMALL_TOKENS = 2048
 """Most tokens of the path "small": beyond it larger tiles read less."""
+
+_ROW_TOKENS = 16
+"""Tokens up to which "small" is bound by reading the weights, not by the products."""
 
 _MAX_BLOCKS = 64
 _MAX_RANK = 4096
@@ -56,8 +59,9 @@ def _piece(size: int, rows: int, warps: int) -> int:
 def _why_not_few(call: Call) -> str:
     if reason := why_not(call):
         return reason
-    if call.tokens > FEW_TOKENS:
-        return f"it takes up to {FEW_TOKENS} tokens, got {call.tokens}"
+    most = FEW_TOKENS if call.op == "low_rank" else MAX_TOKENS
+    if call.tokens > most:
+        return f"it takes up to {most} tokens, got {call.tokens}"
     if call.blocks > _MAX_BLOCKS:
         return f"it takes up to {_MAX_BLOCKS} blocks, got {call.blocks}"
     if call.rank > _MAX_RANK:
@@ -87,8 +91,17 @@ def few_config(call: Call, groups: int = 1) -> dict[str, int]:
         "mix_pieces": min(_power(fit), -(-call.p // columns)),
         "mix_tokens": tokens,
         "mix_warps": warps,
-        **_product_sizes(call, groups, call.tokens > MAX_TOKENS),
+        **_product_sizes(call, groups, call.tokens > MAX_TOKENS or _fills_often(call, groups)),
     }
+
+
+def _fills_often(call: Call, groups: int) -> bool:
+    """Whether there are so many weights that tensor cores pay for their start: fewer
+    instructions a weight then leave more loads in flight.
+    """
+    programs = groups * call.blocks * -(-call.q // 64)
+    tensor_cores = call.itemsize == 2 and call.device.capability >= (8, 0)
+    return tensor_cores and programs >= 8 * call.device.sms
 
 
 def _product_sizes(call: Call, groups: int, on_tensor_cores: bool) -> dict[str, int]:
@@ -111,7 +124,7 @@ def _product_sizes(call: Call, groups: int, on_tensor_cores: bool) -> dict[str, 
             rows //= 2
         while rows > 8 and groups * call.blocks * -(-call.q // rows) < call.device.sms * 3 // 2:
             rows, warps = rows // 2, 4
-        inner = _piece(call.rank, rows, warps)
+        inner = _step(call.rank, 256)
     return {
         "product_dot": int(on_tensor_cores),
         "product_rows": rows,
@@ -137,10 +150,18 @@ def few_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
             if rows >= (16 if default["product_dot"] else 1):
                 yield {"product_rows": rows}
         yield {"product_warps": 12 - default["product_warps"]}
+        if not default["product_dot"]:
+            yield {"product_inner": _piece(call.rank, default["product_rows"], 4)}
         if call.tokens <= MAX_TOKENS:
-            yield _product_sizes(call, groups, True)
+            yield _product_sizes(call, groups, not default["product_dot"])
 
-    return [{**default, **part} for part in variants()]
+    return _distinct(default, variants())
+
+
+def _distinct(default: dict[str, int], parts: Iterable[dict[str, int]]) -> list[dict[str, int]]:
+    """The default with each of ``parts`` in place of its own, each config once."""
+    found = [{**default, **part} for part in parts]
+    return [config for n, config in enumerate(found) if config not in found[:n]]
 
 
 def run_few(
@@ -264,9 +285,14 @@ def _stages(per_stage: int, shared_bytes: int, most: int) -> int:
 
 def small_config(call: Call, groups: int = 1) -> dict[str, int]:
     """Launch sizes of the path "small" for ``groups`` layers at once."""
-    # Mixed in the second kernel, the first is one plain product with blocks as a grid dimension;
-    # the second then reads the intermediate of every block, which few blocks alone repay.
-    in_product = call.blocks <= 4 and call.rank <= 256
+    # Mixed in the second kernel, the first is one plain product with blocks as a grid dimension,
+    # where a program that mixes walks all columns of x; the second then reads the intermediate of
+    # every block, which few blocks alone repay, and only where the walk is long.
+    few_blocks = call.blocks <= 4 and call.rank <= 256
+    return _small_sizes(call, groups, few_blocks and call.in_features > 1024)
+
+
+def _small_sizes(call: Call, groups: int, in_product: bool) -> dict[str, int]:
     mix = _hidden_sizes(call, groups) if in_product else _mix_sizes(call, groups)
     return {"mix_in_product": int(in_product), **mix, **_small_product(call, groups, in_product)}
 
@@ -274,26 +300,35 @@ def small_config(call: Call, groups: int = 1) -> dict[str, int]:
 def _mix_sizes(call: Call, groups: int) -> dict[str, int]:
     half = call.itemsize == 2
     outputs = -(-call.blocks // -(-call.blocks // 9))
-    shares = groups * -(-call.blocks // outputs)
     # Without Hopper's products the operands take registers too, beside 9 accumulators.
-    wide = half and call.device.capability >= (9, 0)
+    wide = half and call.device.capability >= (9, 0) and call.tokens > _ROW_TOKENS
     rows, tokens = _tile(call.rank, 64 if wide else 32), _tile(call.tokens, 32)
-    while (
-        rows > 32
-        and shares * _programs(call.rank, rows) * _programs(call.tokens, tokens)
-        < call.device.sms // 2
-    ):
-        rows //= 2
+
+    def starved() -> bool:
+        shares = groups * -(-call.blocks // outputs)
+        programs = shares * _programs(call.rank, rows) * _programs(call.tokens, tokens)
+        return programs < call.device.sms // 3
+
+    # Smaller tiles read x or the weights again, fewer outputs multiply again: the last resort.
+    if rows > 32 and starved():
+        rows = 32
+    if tokens > 16 and starved():
+        tokens = 16
+    if outputs > 3 and starved():
+        outputs = -(-outputs // 3)
+    if rows > 16 and starved():
+        rows = 16
     inner = _tile(call.p, 128 if half else 32)
     unroll = max(1, min(2, -(-call.p // inner)))
     per_stage = (rows + tokens) * inner * unroll * call.itemsize
+    turns = call.blocks * -(-call.p // (inner * unroll))
     return {
         "mix_rows": rows,
         "mix_tokens": tokens,
         "mix_inner": inner,
         "mix_unroll": unroll,
         "mix_warps": 4,
-        "mix_stages": _stages(per_stage, call.device.shared_bytes, 4),
+        "mix_stages": _stages(per_stage, call.device.shared_bytes, min(4, turns)),
         "mix_outputs": outputs,
     }
 
@@ -303,9 +338,7 @@ def _hidden_sizes(call: Call, groups: int) -> dict[str, int]:
     each = groups * call.blocks
     if each * _programs(call.rank, rows) * _programs(call.tokens, tokens) > 4 * call.device.sms:
         rows, tokens = 64, 64
-    inner = _tile(call.p, 64 if call.itemsize == 2 else 32)
-    if call.p >= 16 * inner:
-        inner *= 2
+    inner = _tile(call.p, (256 if tokens == 16 else 128) if call.itemsize == 2 else 32)
     per_stage = (rows + tokens) * inner * call.itemsize
     return {
         "mix_rows": rows,
@@ -314,27 +347,33 @@ def _hidden_sizes(call: Call, groups: int) -> dict[str, int]:
         "mix_unroll": 0,
         "mix_warps": 4,
         # Of a small p everything is in flight at once.
-        "mix_stages": _stages(per_stage, call.device.shared_bytes, min(7, 1 + call.p // inner)),
+        "mix_stages": _stages(per_stage, call.device.shared_bytes, min(4, 1 + call.p // inner)),
         "mix_outputs": 1,
     }
 
 
 def _small_product(call: Call, groups: int, mixing: bool) -> dict[str, int]:
     half = call.itemsize == 2
+    if call.tokens <= _ROW_TOKENS and not mixing:
+        sizes = _product_sizes(call, groups, True)
+        del sizes["product_dot"]
+        stages = 1 if sizes["product_unroll"] else 2
+        return {**sizes, "product_tokens": 16, "product_stages": stages}
     each = groups * call.blocks
-    sizes = (
+    tiles = (
         [(32, 128, 8), (32, 64, 4), (16, 64, 4)]
         if mixing
         else [(128, 128, 8), (64, 128, 4), (64, 64, 4), (32, 64, 4)]
     )
+    enough = call.device.sms // 2 if mixing else call.device.sms * 3 // 4
     tokens, rows, warps = next(
         (
             tile
-            for tile in sizes
-            if each * _programs(call.tokens, tile[0]) * _programs(call.q, tile[1])
-            >= call.device.sms * 3 // 4
+            for tile in tiles
+            if tile[0] <= max(32, _tile(call.tokens, 128))
+            and each * _programs(call.tokens, tile[0]) * _programs(call.q, tile[1]) >= enough
         ),
-        sizes[-1],
+        tiles[-1],
     )
     inner = _tile(call.rank, (128 if mixing else 64) if half else 32)
     width = _programs(call.rank, inner) * inner
@@ -355,30 +394,43 @@ def _small_product(call: Call, groups: int, mixing: bool) -> dict[str, int]:
 
 
 def small_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
-    """The default and what differs from it in one part."""
+    """The default and what differs from it in one part, or in the kernel that mixes."""
     default = small_config(call, groups)
+    mixing = bool(default["mix_in_product"])
 
     def variants() -> Iterator[dict[str, int]]:
         yield {}
-        if default["mix_in_product"]:
-            yield {**_mix_sizes(call, groups), "mix_in_product": 0}
-        else:
-            for rows, tokens in ((32, 32), (64, 32), (64, 16), (64, 64)):
-                yield {"mix_rows": rows, "mix_tokens": tokens}
-        tiles = [(64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 64, 4)]
-        if default["mix_in_product"]:
+        if call.blocks <= 4 and call.rank <= 256:
+            other = _small_sizes(call, groups, not mixing)
+            if mixing:
+                yield other
+            else:
+                yield {**other, "product_tokens": 32, "product_rows": 64, "product_warps": 4}
+                yield {**other, "product_tokens": 32, "product_rows": 128, "product_warps": 8}
+        if not mixing:
+            for rows, tokens in ((16, 16), (32, 16), (32, 32), (64, 32), (64, 64)):
+                if tokens <= _tile(call.tokens, 64) and (rows > 16 or call.tokens <= _ROW_TOKENS):
+                    per_stage = (rows + tokens) * default["mix_inner"] * default["mix_unroll"]
+                    per_stage *= call.itemsize
+                    stages = _stages(per_stage, call.device.shared_bytes, default["mix_stages"])
+                    yield {"mix_rows": rows, "mix_tokens": tokens, "mix_stages": stages}
+            if call.tokens <= _ROW_TOKENS:
+                for outputs in (-(-default["mix_outputs"] // 3), 3 * default["mix_outputs"]):
+                    if outputs <= min(call.blocks, 9):
+                        yield {"mix_outputs": outputs}
+        if mixing:
             tiles = [(64, 64, 4), (32, 128, 8), (32, 64, 4), (16, 64, 4)]
+        elif call.tokens <= _ROW_TOKENS:
+            tiles = [(16, 32, 4), (16, 64, 4), (16, 128, 4)]
+        else:
+            tiles = [(64, 64, 4), (64, 128, 4), (128, 128, 8), (32, 64, 4)]
         for tokens, rows, warps in tiles:
             yield {"product_rows": rows, "product_tokens": tokens, "product_warps": warps}
-        if not default["mix_in_product"]:
-            yield {"product_unroll": 1 - default["product_unroll"]}
+        if not mixing:
+            unroll = 1 - default["product_unroll"]
+            yield {"product_unroll": unroll, "product_stages": 1 if unroll else 3}
 
-    found = [{**default, **part} for part in variants()]
-    return [
-        config
-        for n, config in enumerate(found)
-        if config not in found[:n] and _small_fits(call, config)
-    ]
+    return [config for config in _distinct(default, variants()) if _small_fits(call, config)]
 
 
 def _small_fits(call: Call, config: Config) -> bool:
@@ -471,7 +523,14 @@ FEW_BLAST = Path(
     "few", "blast", _why_not_few, few_config, few_candidates, _run_few_blast, separable=True
 )
 FEW_LOW_RANK = Path(
-    "few", "low_rank", _why_not_few, few_config, few_candidates, _run_few_low_rank, separable=True
+    "few",
+    "low_rank",
+    _why_not_few,
+    few_config,
+    few_candidates,
+    _run_few_low_rank,
+    suits=lambda call: call.tokens <= MAX_TOKENS,
+    separable=True,
 )
 SMALL_BLAST = Path(
     "small",

@@ -25,6 +25,7 @@ _BARRIER_BYTES = 1024
 _ALIGNMENT = 16
 _MAX_STAGES = 12
 _MANY_TOKENS = 1024
+_ENOUGH_TOKENS = 512
 # Up to so many accumulators of 64 tokens fit a consumer's registers; more must be of 32.
 _WIDE_ACCUMULATORS = 4
 
@@ -147,9 +148,12 @@ def _z_block(chunk: int) -> int:
 def _configs(call: Call) -> list[Config]:
     """Configs worth timing, the likely best first; none where shared memory is too small."""
     inner = _step(call.rank)
+    shapes = [(256, 64), (128, 64), (192, 64), (64, 128)]
+    if call.tokens <= _MANY_TOKENS:
+        shapes = shapes[::-1]  # a small slab is there sooner
     products = [
         product
-        for columns, tokens in ((256, 64), (128, 64), (192, 64), (64, 128))
+        for columns, tokens in shapes
         if (product := _product_config(call, columns=columns, tokens=tokens, inner=inner))
     ]
     found: list[Config] = []
@@ -165,7 +169,9 @@ def _configs(call: Call) -> list[Config]:
 
 
 def _candidates(call: Call) -> list[Config]:
-    return _configs(call)[:12]
+    found = _configs(call)[:11]
+    shorter = {**found[0], "mix_unroll": min(2, call.blocks)}
+    return found if shorter in found else [*found, shorter]
 
 
 def _default_config(call: Call) -> Config:
@@ -315,7 +321,7 @@ def _run(
 
 
 def _suits(call: Call) -> bool:
-    return call.tokens > _MANY_TOKENS
+    return call.tokens >= _ENOUGH_TOKENS
 
 
 PATH = Path(

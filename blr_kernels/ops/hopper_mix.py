@@ -39,7 +39,6 @@ def _load(
     right_desc,
     x_smem,
     right_smem,
-    x_ready,
     ready,
     empty,
     token,
@@ -69,10 +68,19 @@ def _load(
                 column = j * P + k * BLOCK_K
                 mbarrier.wait(empty.index(stage), phase)
                 bar = ready.index(stage)
-                if RESIDENT:
+                # x that stays comes with the operands of the first tile.
+                if RESIDENT and tile > first_tile:
                     mbarrier.expect(bar, right_bytes)
                 else:
                     mbarrier.expect(bar, right_bytes + x_bytes)
+                    x_at = j * steps + k if RESIDENT else stage
+                    for c in gl.static_range(x_boxes):
+                        tma.async_copy_global_to_shared(
+                            x_desc,
+                            [token + c * (TILE_TOKENS // x_boxes), column],
+                            bar,
+                            x_smem.index(x_at * x_boxes + c),
+                        )
                 for c in gl.static_range(right_boxes):
                     tma.async_copy_global_to_shared(
                         right_desc,
@@ -80,25 +88,6 @@ def _load(
                         bar,
                         right_smem.index(stage * right_boxes + c),
                     )
-                if RESIDENT:
-                    if tile == first_tile:
-                        at = j * steps + k
-                        mbarrier.expect(x_ready.index(at), x_bytes)
-                        for c in gl.static_range(x_boxes):
-                            tma.async_copy_global_to_shared(
-                                x_desc,
-                                [token + c * (TILE_TOKENS // x_boxes), column],
-                                x_ready.index(at),
-                                x_smem.index(at * x_boxes + c),
-                            )
-                else:
-                    for c in gl.static_range(x_boxes):
-                        tma.async_copy_global_to_shared(
-                            x_desc,
-                            [token + c * (TILE_TOKENS // x_boxes), column],
-                            bar,
-                            x_smem.index(stage * x_boxes + c),
-                        )
                 stage += 1
                 if stage == STAGES:
                     stage = 0
@@ -200,7 +189,6 @@ def _issue(
     product,
     x_smem,
     right_smem,
-    x_ready,
     ready,
     step,
     j,
@@ -217,7 +205,6 @@ def _issue(
     x_at = stage
     if RESIDENT:
         x_at = j * STEPS + k
-        mbarrier.wait(x_ready.index(x_at), 0)
     right_at = stage
     if SPLIT_RANK:
         right_at = stage * CONSUMERS + consumer
@@ -238,7 +225,6 @@ def _multiply(
     accs,
     x_smem,
     right_smem,
-    x_ready,
     ready,
     step,
     j,
@@ -264,7 +250,6 @@ def _multiply(
             product,
             x_smem,
             right_smem,
-            x_ready,
             ready,
             step,
             j,
@@ -283,7 +268,6 @@ def _multiply(
 def _multiply_in_turn(
     x_smem,
     right_smem,
-    x_ready,
     ready,
     empty,
     step,
@@ -303,7 +287,6 @@ def _multiply_in_turn(
             sums,
             x_smem,
             right_smem,
-            x_ready,
             ready,
             step,
             j,
@@ -358,7 +341,6 @@ def _mix_run(
     x_smem,
     right_smem,
     coupling_smem,
-    x_ready,
     ready,
     empty,
     step,
@@ -377,7 +359,6 @@ def _mix_run(
         accs,
         x_smem,
         right_smem,
-        x_ready,
         ready,
         step,
         first_j,
@@ -396,7 +377,6 @@ def _mix_run(
                 accs,
                 x_smem,
                 right_smem,
-                x_ready,
                 ready,
                 ahead,
                 first_j + n + 1,
@@ -426,7 +406,6 @@ def _mix(
     x_smem,
     right_smem,
     coupling_smem,
-    x_ready,
     ready,
     empty,
     token,
@@ -473,7 +452,6 @@ def _mix(
                     x_smem,
                     right_smem,
                     coupling_smem,
-                    x_ready,
                     ready,
                     empty,
                     step,
@@ -494,7 +472,6 @@ def _mix(
                     x_smem,
                     right_smem,
                     coupling_smem,
-                    x_ready,
                     ready,
                     empty,
                     step,
@@ -518,7 +495,6 @@ def _mix(
                 product = _multiply_in_turn(
                     x_smem,
                     right_smem,
-                    x_ready,
                     ready,
                     empty,
                     step,
@@ -592,11 +568,8 @@ def hopper_mix_kernel(
         [STAGES * ACCUMULATORS * right_boxes, TILE_RANK],
         gl.SwizzledSharedLayout(1, 1, 1, [0]),
     )
-    x_ready = gl.allocate_shared_memory(gl.int64, [x_tiles, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for n in gl.static_range(x_tiles):
-        mbarrier.init(x_ready.index(n), count=1)
     for n in gl.static_range(STAGES):
         # The TMA's arrival and that of each lane of the warp that loads the scales.
         mbarrier.init(ready.index(n), count=1 + 32)
@@ -613,7 +586,6 @@ def hopper_mix_kernel(
                     x_smem,
                     right_smem,
                     coupling_smem,
-                    x_ready,
                     ready,
                     empty,
                     token,
@@ -641,7 +613,6 @@ def hopper_mix_kernel(
                     x_smem,
                     right_smem,
                     coupling_smem,
-                    x_ready,
                     ready,
                     empty,
                     token,
@@ -669,7 +640,6 @@ def hopper_mix_kernel(
                     right_desc,
                     x_smem,
                     right_smem,
-                    x_ready,
                     ready,
                     empty,
                     token,

@@ -24,6 +24,10 @@ LEAST = tl.constexpr(_LEAST)
 _LARGE_TOKENS = 1024
 _SMALL_TOKENS = 16
 _DEPENDENT = (9, 0)
+"""Least compute capability whose kernels may start before the one ahead has ended."""
+
+_EARLY_TOKENS = 4096
+"""Tokens from which such a start gains; at 512 waiting inside costs more."""
 
 
 @triton.jit
@@ -82,7 +86,7 @@ def int8_mix_kernel(
     RANK: tl.constexpr,
     P: tl.constexpr,
     ACCUMULATORS: tl.constexpr,  # blocks of a group
-    SHIFT: tl.constexpr,  # accumulate z / SHIFT in fp16; 0: z in fp32
+    SHIFT: tl.constexpr,  # sums of z / SHIFT, which fp16 holds
     BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -117,10 +121,10 @@ def int8_mix_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
 
-    acc_dtype: tl.constexpr = tl.float16 if SHIFT else tl.float32
-    accs = (tl.zeros((BLOCK_R, BLOCK_T), dtype=acc_dtype),)
+    # z is rounded to 8 bits next: fp16 costs it nothing, and halves the registers.
+    accs = (tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.float16),)
     for _ in tl.static_range(1, ACCUMULATORS):
-        accs = accs + (tl.zeros((BLOCK_R, BLOCK_T), dtype=acc_dtype),)  # noqa: RUF005
+        accs = accs + (tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.float16),)  # noqa: RUF005
     for j in tl.range(0, BLOCKS):
         product = tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.int32)
         for k in range(0, P, BLOCK_K):
@@ -132,9 +136,7 @@ def int8_mix_kernel(
             )
             x = tl.load(x_tile + j * P + k, mask=mask_k[:, None] & mask_t[None, :], other=0)
             product = tl.dot(right, x, product, out_dtype=tl.int32)
-        hidden = product.to(tl.float32)
-        if SHIFT:
-            hidden = (hidden * (1 / SHIFT)).to(tl.float16)
+        hidden = (product.to(tl.float32) * (1 / SHIFT)).to(tl.float16)
         mixed = ()
         for i in tl.static_range(ACCUMULATORS):
             s = tl.load(
@@ -142,7 +144,7 @@ def int8_mix_kernel(
                 mask=mask_r & (first + i < BLOCKS),
                 other=0.0,
             )
-            mixed = mixed + (accs[i] + s.to(acc_dtype)[:, None] * hidden,)  # noqa: RUF005
+            mixed = mixed + (accs[i] + s.to(tl.float16)[:, None] * hidden,)  # noqa: RUF005
         accs = mixed
 
     largest = tl.abs(accs[0])
@@ -151,9 +153,8 @@ def int8_mix_kernel(
     largest = tl.maximum(tl.max(largest, 0).to(tl.float32), LEAST)
     inverse = 127.0 / largest
     x_scale = tl.load(x_scale_ptr + token, mask=mask_t, other=0.0)
-    unshift: tl.constexpr = SHIFT if SHIFT else 1
     s_row = z_scale_ptr + (group.to(tl.int64) * tiles_r + tile_r) * s_tile + token
-    tl.store(s_row, largest * (unshift / 127) * x_scale, mask=mask_t)
+    tl.store(s_row, largest * (SHIFT / 127) * x_scale, mask=mask_t)
     # Two ranks are one element of the store.
     z_row: tl.constexpr = (RANK + 15) // 16 * 8
     pair = tile_r * (BLOCK_R // 2) + tl.arange(0, BLOCK_R // 2)
@@ -271,14 +272,15 @@ def default_config(call: Call) -> Config:
     mix_inner = _power_of_two(call.p, 32, 256)
     if call.p > 256:
         mix_inner = 128
-    product_tokens = 16 if small else 128 if large else 64
-    product_rows = _power_of_two(call.q, 32, 128 if large else 64)
+    product_tokens = 16 if small else 64
+    tiles = call.blocks * -(-call.tokens // product_tokens) * -(-call.q // 128)
+    wide = large or (not small and tiles >= call.device.sms)
+    product_rows = _power_of_two(call.q, 32, 128 if wide else 64)
     shared = call.device.shared_bytes
     mix_stage = (mix_rows + mix_tokens) * mix_inner
     out_stage = (product_tokens + product_rows) * mix_rows
     return {
         "mix_outputs": accumulators(call.blocks),
-        "mix_fp16": 1,
         "mix_rows": mix_rows,
         "mix_tokens": mix_tokens,
         "mix_inner": mix_inner,
@@ -286,9 +288,9 @@ def default_config(call: Call) -> Config:
         "mix_stages": max(1, min(3, shared // mix_stage)),
         "product_tokens": product_tokens,
         "product_rows": product_rows,
-        "product_warps": 8 if product_tokens * product_rows > 64 * 128 else 4,
+        "product_warps": 4,
         "product_stages": max(1, min(4, shared // out_stage)),
-        "early": 0,
+        "early": int(call.device.capability >= _DEPENDENT and call.tokens >= _EARLY_TOKENS),
         "chunk": 0,
     }
 
@@ -313,7 +315,7 @@ def candidates(call: Call) -> list[Config]:
         product = {"product_rows": rows, "product_tokens": tokens, "product_warps": warps}
         found.append({**default, **product, "product_stages": min(4, shared // stage)})
     if call.device.capability >= _DEPENDENT:
-        found.append({**default, "early": 1})
+        found.append({**default, "early": 1 - default["early"]})
     per_token = bytes_per_token(call, default)
     for chunk in smaller_chunks(call.tokens, per_token, call.device.l2_bytes)[:1]:
         found.append({**default, "chunk": chunk})
@@ -388,7 +390,7 @@ def launch_mix(
         RANK=call.rank,
         P=call.p,
         ACCUMULATORS=config["mix_outputs"],
-        SHIFT=fp16_shift(call.p) if config["mix_fp16"] else 0,
+        SHIFT=fp16_shift(call.p),
         BLOCK_R=config["mix_rows"],
         BLOCK_T=config["mix_tokens"],
         BLOCK_K=config["mix_inner"],

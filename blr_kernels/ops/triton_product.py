@@ -56,6 +56,7 @@ def product_kernel(
     N: tl.constexpr,
     K: tl.constexpr,
     GROUPS: tl.constexpr,  # column g * (N / GROUPS) + j reads row j * GROUPS + g of the weight
+    INTERLEAVED: tl.constexpr,  # batches whose columns alternate in out, 1 if none do
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
@@ -70,8 +71,9 @@ def product_kernel(
     Monarch's permutation, done on rows of the weight, which stay contiguous.
     """
     tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    tile = tl.program_id(0)
-    batch = tl.program_id(1).to(tl.int64)
+    # Programs that share lines of out run together, so that L2 fills a line before it writes it.
+    tile = tl.program_id(0) // INTERLEAVED
+    batch = (tl.program_id(0) % INTERLEAVED + tl.program_id(1)).to(tl.int64)
     offs_t = (tile // tiles_n) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_n = (tile % tiles_n) * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -92,9 +94,21 @@ def product_kernel(
         bias_at = bias_ptr + batch * bias_batch + offs_n.to(tl.int64) * bias_column
         acc += tl.load(bias_at, mask=mask_n, other=0.0).to(tl.float32)[None, :]
     acc = activate(acc, ACTIVATION)
-    column = (offs_n % inner).to(tl.int64) * out_column + (offs_n // inner).to(tl.int64) * out_group
-    out_tile = out_ptr + batch * out_batch + token[:, None] * out_token + column[None, :]
-    tl.store(out_tile, acc.to(out_ptr.dtype.element_ty), mask=mask_t[:, None] & mask_n[None, :])
+    y = acc.to(out_ptr.dtype.element_ty)
+    out_batch_ptr = out_ptr + batch * out_batch
+    if INTERLEAVED > 1:
+        # A warp walks along a row: left to itself, Triton may take a column, a line per thread.
+        flat = tl.arange(0, BLOCK_T * BLOCK_N)
+        flat_t = (tile // tiles_n) * BLOCK_T + flat // BLOCK_N
+        flat_n = (tile % tiles_n) * BLOCK_N + flat % BLOCK_N
+        at = flat_t.to(tl.int64) * out_token + flat_n.to(tl.int64) * out_column
+        y = tl.reshape(y, (BLOCK_T * BLOCK_N,))
+        tl.store(out_batch_ptr + at, y, mask=(flat_t < tokens) & (flat_n < N))
+    else:
+        column = (offs_n % inner).to(tl.int64) * out_column
+        column += (offs_n // inner).to(tl.int64) * out_group
+        out_tile = out_batch_ptr + token[:, None] * out_token + column[None, :]
+        tl.store(out_tile, y, mask=mask_t[:, None] & mask_n[None, :])
 
 
 def input_precision(dtype: torch.dtype) -> str:
@@ -137,11 +151,13 @@ def launch_product(
         bias: ``(batch, N)``, any strides, or None.
         activation: applied after the bias.
         groups, out_group: regrouping of the columns as ``product_kernel`` describes; group g
-            starts ``g * out_group`` elements after ``out``.
+            starts ``g * out_group`` elements after ``out``. Takes contiguous columns.
     """
     batches, rows, inner = weight.shape
     tokens = a.shape[1]
-    grid = (triton.cdiv(tokens, tiles.tokens) * triton.cdiv(rows, tiles.rows), batches)
+    programs = triton.cdiv(tokens, tiles.tokens) * triton.cdiv(rows, tiles.rows)
+    interleaved = 1 if out.stride(2) == 1 else batches
+    grid = (programs * interleaved, batches // interleaved)
     product_kernel[grid](
         a,
         weight,
@@ -159,6 +175,7 @@ def launch_product(
         N=rows,
         K=inner,
         GROUPS=groups,
+        INTERLEAVED=interleaved,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
         INPUT_PRECISION=input_precision(a.dtype),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from blr_kernels.ops.paths import Call
     from blr_kernels.tuning.search import Trial
 
-OPS = ("blast", "monarch", "low_rank")
+OPS = ("blast", "blast_int8", "monarch", "low_rank")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     many.add_argument("--cases", action="store_true", help="all layers of the benchmark")
     many.add_argument("--layers", nargs="+", default=[], metavar="NAME",
         help="only these of the benchmark's, such as 'dit.*'; implies --cases")  # fmt: skip
-    many.add_argument("--ops", nargs="+", choices=OPS, default=[], help="only these structures")
+    many.add_argument("--ops", nargs="+", choices=OPS, default=[], help="only these ops")
     add("--tokens", type=int, nargs="+", default=[], metavar="N",
         help="rows of the input; of the benchmark's only these")  # fmt: skip
     add("--dtype", choices=DTYPES, default=DTYPES[0])
@@ -65,17 +65,21 @@ def _sizes(arguments: argparse.Namespace) -> list[tuple[str, int, int, int, int,
 
         if arguments.op is not None:
             raise ValueError("give either --op with its sizes, or --cases or --layers")
+        ops = arguments.ops or OPS
+        kinds = [op.removesuffix("_int8") for op in ops]
         found = [
             (
-                case.structure.kind,
+                op,
                 case.in_features,
                 case.out_features,
                 1 if isinstance(case.structure, LowRank) else case.structure.blocks,
                 case.structure.rank,
                 case.tokens,
             )
-            for case in select(arguments.layers, arguments.tokens, arguments.ops or OPS)
+            for case in select(arguments.layers, arguments.tokens, kinds)
             if case.structure is not None and case.copies == 1
+            for op, kind in zip(ops, kinds, strict=True)
+            if kind == case.structure.kind
         ]
         return list(dict.fromkeys(found))
     sizes = (arguments.in_features, arguments.out_features, arguments.rank)

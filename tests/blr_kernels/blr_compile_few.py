@@ -23,6 +23,7 @@ from blr_compile_targets import (
 
 from blr_kernels.ops.few_paths import few_config, run_few, run_small, small_config
 from blr_kernels.ops.paths import Call
+from blr_kernels.ops.triton_few import MAX_TOKENS
 
 SMS = {80: 108, 86: 84, 90: 132, 100: 148, 120: 170}
 
@@ -58,7 +59,7 @@ def compile_call(
 
     factors = empty(groups, b, q, r), empty(groups, b, b, r), empty(groups, b, r, p)
     x, bias, out = empty(tokens, b * p), empty(groups, b * q), empty(groups, tokens, b * q)
-    run, config = (run_few, few_config) if tokens <= 16 else (run_small, small_config)
+    run, config = (run_few, few_config) if tokens <= MAX_TOKENS else (run_small, small_config)
     run(call, x, factors, bias, "gelu", out, config(call, groups))
     return list(COMPILED.values())
 

@@ -84,15 +84,23 @@ def compile_call(path: Path, call: Call, config: Config) -> list[tuple[str, Any]
     """Name and compiled kernel of each launch of a call with bias and GELU."""
     COMPILED.clear()
     structure = structure_of(call.op, call.blocks, call.rank)
-    shapes = structure.parameter_shapes(call.in_features, call.out_features).values()
+    shapes = structure.parameter_shapes(call.in_features, call.out_features)
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=call.dtype, device="meta")
+    def empty(*shape: int, dtype: torch.dtype = call.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
 
+    factors = [empty(*shape) for shape in shapes.values()]
+    if call.op == "blast_int8":
+        factors = [
+            empty(*shapes["left"], dtype=torch.int8),
+            empty(call.blocks, call.q, dtype=torch.float32),
+            empty(*shapes["coupling"], dtype=torch.float16),
+            empty(*shapes["right"], dtype=torch.int8),
+        ]
     path.run(
         call,
         empty(call.tokens, call.in_features),
-        tuple(empty(*shape) for shape in shapes),
+        tuple(factors),
         empty(call.out_features),
         "gelu",
         empty(call.tokens, call.out_features),

@@ -301,6 +301,19 @@ def test_explain_names_path_config_and_reasons(
         told(0)
 
 
+def test_explain_of_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.setattr("blr_kernels.ops.backend._capability", lambda device: (9, 0))
+    monkeypatch.setattr(paths_module, "limits_of", lambda device: GPU)
+    sizes: dict[str, Any] = {"dtype": torch.bfloat16, "device": "cuda", "int8": True}
+    told = explain(Blast(9, 384), 1152, 3456, tokens=4096, **sizes)
+    asked = Call("blast_int8", 4096, 1152, 3456, 9, 384, torch.bfloat16, GPU)
+    assert told.config == find_path("blast_int8", "triton").default_config(asked)
+    assert "BLAST b9 r384 in int8 1152 -> 3456" in told.reason
+    with pytest.raises(ValueError, match="int8 takes a BLAST structure, got low rank r6"):
+        explain(LowRank(6), 24, 36, **sizes)
+
+
 def test_explain_of_a_library_path(
     use: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from blr_expected import assert_close, dense, expected, factors_for
 from torch import Tensor
 
 from blr_kernels import Blast, LowRank, Structure
+from blr_kernels.ops.few_paths import few_config, small_config
 from blr_kernels.ops.paths import Call, DeviceLimits, find_path, run_path
 
 SHAPES: list[tuple[int, int, int, int]] = [
@@ -26,8 +27,9 @@ SHAPES: list[tuple[int, int, int, int]] = [
     (9, 16, 20, 24),
     (16, 5, 6, 20),
 ]
-TOKENS = [1, 2, 3, 5, 16, 17, 33]
-FEW = 16
+TOKENS = [1, 2, 3, 4, 5, 16, 17, 33]
+FEW = 4
+H200 = DeviceLimits("test", (9, 0), 227 * 1024, 132)
 ROOT = Path(__file__).parents[2]
 TARGETS = [80, 86, 90, 100, 120]
 
@@ -160,10 +162,34 @@ def test_small_walks_tokens_in_chunks(
 
 def test_too_many_tokens_are_refused_in_words() -> None:
     structure = Blast(3, 8)
-    x = draw(structure, 21, 33, 17, torch.float32, "cpu")[0]
-    call = Call("blast", 17, 21, 33, 3, 8, x.dtype, DeviceLimits("test", (9, 0), 227 * 1024, 132))
-    assert find_path("blast", "few").why_not(call) == "it takes up to 16 tokens, got 17"
+    call = Call("blast", 5, 21, 33, structure.blocks, structure.rank, torch.float32, H200)
+    assert find_path("blast", "few").why_not(call) == "it takes up to 4 tokens, got 5"
     assert find_path("blast", "small").why_not(call) == ""
+    call = Call("low_rank", 17, 21, 33, 1, structure.rank, torch.float32, H200)
+    assert find_path("low_rank", "few").why_not(call) == "it takes up to 16 tokens, got 17"
+
+
+@pytest.mark.parametrize(
+    ("shape", "tokens", "groups", "measured"),
+    [
+        ((9, 128, 768, 256), 2, 1, {"product_dot": 0, "product_rows": 32, "product_inner": 256}),
+        ((9, 128, 768, 256), 2, 28, {"product_dot": 1, "product_rows": 64, "product_inner": 128}),
+        ((9, 128, 768, 256), 16, 1, {"mix_rows": 16, "mix_tokens": 16, "mix_outputs": 3}),
+        ((9, 128, 768, 256), 16, 28, {"mix_rows": 32, "mix_tokens": 16, "mix_outputs": 9}),
+        ((3, 256, 1024, 128), 197, 1, {"mix_in_product": 0, "mix_rows": 32, "mix_tokens": 16}),
+        ((3, 1024, 256, 128), 197, 1, {"mix_in_product": 1, "product_tokens": 32}),
+        ((9, 128, 384, 384), 512, 1, {"mix_in_product": 0, "mix_rows": 64, "mix_tokens": 32}),
+        ((9, 128, 512, 256), 512, 1, {"mix_in_product": 0, "mix_rows": 64, "mix_tokens": 32}),
+    ],
+)
+def test_defaults_are_the_fastest_measured(
+    shape: tuple[int, int, int, int], tokens: int, groups: int, measured: dict[str, int]
+) -> None:
+    """On an H200 in bfloat16; ``groups`` layers in one launch."""
+    b, p, q, r = shape
+    call = Call("blast", tokens, b * p, b * q, b, r, torch.bfloat16, H200)
+    config = (few_config if tokens <= FEW else small_config)(call, groups)
+    assert {key: config[key] for key in measured} == measured
 
 
 @pytest.fixture(scope="module")

@@ -81,20 +81,15 @@ def run_int8(x: Tensor, factors: tuple[Tensor, ...], bias: Tensor | None, **conf
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", TINY, ids=str)
-def test_kernels_equal_the_integer_reference(
+def test_kernels_are_near_the_integer_reference(
     size: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """With fp32 between the products the interpreter gives the reference's very bits."""
+    """But for z in fp16 before it is rounded to integers: few of them fall on the other side."""
     x, factors, bias = draw(*size, dtype, device)
-    y = run_int8(x, factors, bias, mix_fp16=0)
+    y = run_int8(x, factors, bias)
     wanted = blast_int8(x, *factors, bias)
-    if device.type == "cpu":
-        # The interpreter cuts where it should round to bfloat16.
-        rounding = 1e-6 if dtype is torch.float32 else torch.finfo(dtype).eps
-        torch.testing.assert_close(y, wanted, rtol=rounding, atol=1e-6)
-    else:
-        # A fused multiply-add rounds otherwise, and then one z in many falls on the other side.
-        assert rms(y, wanted) < 4e-3
+    # The interpreter cuts where it should round to bfloat16.
+    assert rms(y, wanted) < (6e-3 if dtype is torch.bfloat16 else 4e-3)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 17, 65])
@@ -145,7 +140,7 @@ def test_output_is_that_of_the_dense_weight(backend: Backend, device: torch.devi
 )
 def test_other_configs_compute_the_same(config: dict[str, int], device: torch.device) -> None:
     x, factors, bias = draw(5, 7, 11, 70, 33, torch.float32, device)
-    y = run_int8(x, factors, bias, mix_fp16=0, **config)
+    y = run_int8(x, factors, bias, **config)
     tile, group = config.get("mix_rows", 64), config.get("mix_outputs")
     assert rms(y, blast_int8(x, *factors, bias, rank_tile=tile, group=group)) < 4e-3
 
@@ -495,7 +490,7 @@ def test_kernels_fit_their_targets(compiled: list[dict[str, Any]], target: int) 
     for row in rows:
         if row["kernel"] == "int8_rows_kernel":
             continue
-        assert row["waits"] == ("early" in row["what"])
+        assert row["waits"] == (target >= 90 and ("early" in row["what"] or row["tokens"] >= 4096))
         integer = [i for i in row["instructions"] if ".s8.s8" in i or "kind::i8" in i]
         assert integer == row["instructions"] != []
         if target == 90 and row["tokens"] > 16:
