@@ -300,6 +300,11 @@ def launch_product(
     )
 
 
+def _aligned(tensor: Tensor) -> bool:
+    """Whether TMA, which reads by 16 bytes, can start where ``tensor`` does."""
+    return tensor.data_ptr() % _ALIGNMENT == 0
+
+
 def _run(
     call: Call,
     x: Tensor,
@@ -309,14 +314,21 @@ def _run(
     out: Tensor,
     config: Config,
 ) -> None:
-    left, coupling, right = factors
-    if x.data_ptr() % _ALIGNMENT or x.stride(0) * x.element_size() % _ALIGNMENT:
-        x = x.clone(memory_format=torch.contiguous_format)  # TMA reads aligned rows only
+    left, coupling, right = (factor if _aligned(factor) else factor.clone() for factor in factors)
     chunk = _chunk(call, config)
+    rows = None
+    if not (_aligned(x) and x.stride(0) * x.element_size() % _ALIGNMENT == 0):
+        # What is copied counts as scratch too.
+        share = SCRATCH_BYTES // (_bytes_per_token(call) + call.in_features * call.itemsize)
+        chunk = min(chunk, max(TILE, (share - 2 * TILE) // TILE * TILE))
+        rows = x.new_empty((chunk, call.in_features))
     z = x.new_empty((call.blocks, call.rank, _z_block(chunk)))
     for start in range(0, call.tokens, chunk):
         stop = min(start + chunk, call.tokens)
-        launch_mix(call, x[start:stop], coupling, right, z, config, late=start > 0)
+        part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])
+        # A copy just made may be read once its kernel has ended, not before.
+        late = start > 0 and rows is None
+        launch_mix(call, part, coupling, right, z, config, late=late)
         launch_product(call, z, left, bias, activation, out[start:stop], config)
 
 
