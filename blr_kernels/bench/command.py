@@ -48,7 +48,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
     add("--layers", type=_words, default=[], metavar="NAME,...", help="such as dit.qkv,vit.*")
     add("--tokens", type=_counts, default=[], metavar="N,...", help="only these token counts")
     add("--ops", type=_words, default=[], metavar="OP,...", help=f"of {','.join(OPS)}")
-    add("--impls", type=_words, default=[], metavar="NAME,...", help="such as dense,auto,triton")
+    add("--impls", type=_words, default=[], metavar="NAME,...",
+        help="only these, such as dense,auto,triton; also what the plots show")  # fmt: skip
     add("--quick", action="store_true", help="only the layers of DiT and ViT")
     add("--dtype", choices=DTYPES, default=DTYPES[0])
     add("--replays", type=int, default=15, help="timed replays of each graph (%(default)s)")
@@ -189,8 +190,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m blr_kern
     if options.out is not None:
         print(f"wrote {options.out}")
     if options.plots is not None:
-        from blr_kernels.bench.plot import write_plots
+        from blr_kernels.bench.plot import SHOWN, write_plots
 
-        for path in write_plots(report, options.plots):
+        for path in write_plots(report, options.plots, options.impls or SHOWN):
             print(f"wrote {path}")
     return 0 if finished else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -15,6 +15,9 @@ from blr_kernels.roofline import H200_BF16, Device
 
 TITLES = {"dense": "dense", "blast": "BLAST", "monarch": "Monarch", "low_rank": "low rank"}
 
+SHOWN = ("dense", "dense_compiled", "cublas", "ref", "compiled", "int8", "auto")
+"""What is drawn of a report unless asked for more."""
+
 # Blue is ours, and the others that the app shows have its colours. Each has a mark of its own too,
 # and a name beside it.
 _LOOKS = {
@@ -22,13 +25,19 @@ _LOOKS = {
     "dense": ("var(--dense)", "square"),
     "dense_compiled": ("#c87604", "square-open"),
     "cublas": ("#8d6bb5", "up"),
+    "int8": ("#0072b2", "square-open"),
     "eager": ("#009e73", "cross"),
     "compiled": ("#cc79a7", "down"),
     "ref": ("#d55e00", "diamond"),
 }
-_PATH_MARKS = ("circle-open", "up-open", "diamond-open", "square-open", "down-open")
-_BARS = ("auto", "ref", "compiled")
-_BAR_NAMES = {"auto": "ours", "ref": "the paper's kernels", "compiled": "torch.compile"}
+_PATH_MARKS = ("circle-open", "up-open", "diamond-open", "down-open", "cross")
+_SPEED_NAMES = {
+    "ref": "the paper's kernels",
+    "compiled": "torch.compile",
+    "cublas": "low rank, cuBLAS",
+    "int8": "ours, INT8",
+    "auto": "ours",
+}
 
 _STYLE = (
     "<style>"
@@ -40,7 +49,6 @@ _STYLE = (
     ".end{text-anchor:end}.mid{text-anchor:middle}"
     ".grid{stroke:var(--grid);fill:none}.guide{stroke:var(--grid);stroke-dasharray:2 3}"
     ".roof{stroke:var(--roof);stroke-width:1.4;fill:none}.one{stroke:var(--ink)}"
-    ".over{paint-order:stroke;stroke:var(--page);stroke-width:3px}"
     ".lead{stroke:var(--soft);stroke-width:.6;fill:none}"
     "</style>"
 )
@@ -50,7 +58,8 @@ def _svg(width: float, height: float, label: str, parts: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{escape(label)}">'
-        f"{_STYLE}{''.join(parts)}</svg>\n"
+        f'{_STYLE}<rect width="{width:.0f}" height="{height:.0f}" fill="var(--page)"/>'
+        f"{''.join(parts)}</svg>\n"
     )
 
 
@@ -97,10 +106,13 @@ class _Log:
         part = math.log(value / self.low) / math.log(self.high / self.low)
         return self.start + part * (self.stop - self.start)
 
-    def decades(self) -> list[float]:
-        first = math.ceil(math.log10(self.low) - 1e-9)
-        last = math.floor(math.log10(self.high) + 1e-9)
-        return [10.0**power for power in range(first, last + 1)]
+    def ticks(self) -> list[float]:
+        """Powers of ten, with their doubles and halves where those alone would be few."""
+        first = math.floor(math.log10(self.low))
+        last = math.ceil(math.log10(self.high))
+        digits = (1, 2, 5) if self.high < 40 * self.low else (1,)
+        found = [digit * 10.0**power for power in range(first, last + 1) for digit in digits]
+        return [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
 
 
 def intensity(row: Row) -> float:
@@ -129,27 +141,31 @@ _PANEL, _LABELS, _HEIGHT = 215, 92, 300
 _TOP, _BOTTOM, _LEFT = 52, 40, 44
 
 
-def roofline(rows: Sequence[Row], device: Device = H200_BF16) -> str:
+def roofline(
+    rows: Sequence[Row], device: Device = H200_BF16, impls: Collection[str] = SHOWN
+) -> str:
     """One layer: a panel for each op, achieved TFLOP/s over FLOPs per byte.
 
     All rows of one op at one number of tokens stand above each other, since both counts are those
-    of the op; a line joins the token counts of one implementation.
+    of the op; only INT8, which reads fewer bytes, stands to the right. A line joins the token
+    counts of one implementation.
 
     Args:
         rows: those of one layer; the ones without a time are left out.
         device: whose roof is drawn.
+        impls: what to draw.
 
     Raises:
-        ValueError: if no row has a time.
+        ValueError: if no row of them has a time.
     """
-    timed = [row for row in rows if achieved(row)]
+    timed = [row for row in rows if row.impl in impls and achieved(row)]
     if not timed:
         raise ValueError("no row has a time to draw")
     looks = _looks(timed)
     ops = [op for op in OPS if any(row.op == op for row in timed)]
     peak = device.flops_per_s / 1e12
-    low_x = min(intensity(row) for row in timed) / 2
-    high_x = max(max(intensity(row) for row in timed) * 2, low_x * 10)
+    low_x = min(intensity(row) for row in timed) / 1.5
+    high_x = max(max(intensity(row) for row in timed) * 1.5, low_x * 5)
     low_y = min(min(achieved(row) or peak for row in timed) / 2, peak / 10)
     bottom = _HEIGHT - _BOTTOM
     sy = _Log(low_y, peak * 2, bottom, _TOP)
@@ -180,11 +196,11 @@ def _structure(rows: Sequence[Row]) -> str:
 
 def _grid(sx: _Log, sy: _Log, left: float, bottom: float, *, names: bool) -> list[str]:
     lines, words = [], []
-    for value in sy.decades():
+    for value in sy.ticks():
         lines.append(f"M{left:.1f} {sy(value):.1f}h{_PANEL}")
         if names:
             words.append(_text(left - 6, sy(value) + 3.5, f"{value:,g}", "soft end"))
-    for value in sx.decades():
+    for value in sx.ticks():
         lines.append(f"M{sx(value):.1f} {bottom}v4")
         words.append(_text(sx(value), bottom + 15, f"{value:,g}", "soft mid"))
     lines.append(f"M{left:.1f} {bottom}h{_PANEL}")
@@ -245,68 +261,95 @@ def _lines(
     return parts
 
 
-_NAME_W, _BAR_W, _BAR_H = 250, 430, 9
+_NAME_W, _SPEED_W, _ROW_H = 215, 430, 17
 
 
-def speed_bars(report: Report, models: Sequence[str] = VISION_MODELS) -> str:
-    """How many times as fast as dense: BLAST and Monarch by ours, the paper's and a compiler.
+def speed(
+    report: Report, models: Sequence[str] = VISION_MODELS, impls: Collection[str] = SHOWN
+) -> str:
+    """How many times as fast as dense, each on its line: BLAST and Monarch, and low rank beside.
 
     Args:
         report: the run.
         models: whose layers to draw, by the first part of their names.
+        impls: what to draw beside ours.
 
     Raises:
         ValueError: if there is nothing to compare.
     """
     ratios = Ratios(report.rows)
-    groups: dict[tuple[str, int, str], dict[str, float]] = {}
+    groups: dict[str, dict[tuple[int, str], dict[str, float]]] = {}
+    titles: dict[str, str] = {}
+    low_rank: dict[tuple[str, int], float] = {}
     for row in report.rows:
         ratio = ratios.vs_dense(row)
-        known = row.op in ("blast", "monarch") and row.impl in _BARS
-        if known and ratio is not None and row.layer.split(".")[0] in models:
-            groups.setdefault((row.layer, row.tokens, row.structure), {})[row.impl] = ratio
-    groups = {key: bars for key, bars in groups.items() if "auto" in bars}
-    if not groups:
+        if ratio is None or row.layer.split(".")[0] not in models:
+            continue
+        if row.impl == "cublas":
+            low_rank[row.layer, row.tokens] = ratio
+        elif row.op in ("blast", "monarch") and row.impl in _SPEED_NAMES:
+            key = (row.tokens, row.structure)
+            groups.setdefault(row.layer, {}).setdefault(key, {})[row.impl] = ratio
+            copies = f", {row.copies} layers" if row.copies > 1 else ""
+            titles[row.layer] = f"{row.layer}: {row.in_features:,} -> {row.out_features:,}{copies}"
+    lines: list[tuple[str, dict[str, float]]] = []
+    for layer, found in groups.items():
+        # By structure, in the order measured, and tokens within it.
+        structures = list(dict.fromkeys(structure for _, structure in found))
+        own = sorted(found, key=lambda key: (structures.index(key[1]), key[0]))
+        kept = [key for key in own if "auto" in found[key]]
+        lines += [(titles[layer], {})] if kept else []
+        for tokens, structure in kept:
+            marks = dict(found[tokens, structure])
+            if (layer, tokens) in low_rank:
+                marks["cublas"] = low_rank[layer, tokens]
+            marks = {name: value for name, value in marks.items() if name in {*impls, "auto"}}
+            lines.append((f"{structure}, {tokens:,}", marks))
+    if not lines:
         raise ValueError(f"no layer of {', '.join(models)} was timed beside dense")
-    shown = [name for name in _BARS if any(name in bars for bars in groups.values())]
-    top = max(1.25, *(ratio for bars in groups.values() for ratio in bars.values())) * 1.02
-    scale = _BAR_W / top
+    every = [value for _, marks in lines for value in marks.values()]
+    scale = _Log(min(0.5, *every) / 1.1, max(2, *every) * 1.1, _NAME_W, _NAME_W + _SPEED_W)
+    shown = [name for name in _SPEED_NAMES if any(name in marks for _, marks in lines)]
+    top, bottom = 74, 74 + _ROW_H * len(lines)
+    right = _NAME_W + _SPEED_W + 44
     parts = [_text(8, 18, f"Times as fast as the dense layer, {report.device}", "head")]
-    x = 8.0
-    for name in shown:
-        parts.append(f'<rect x="{x:.1f}" y="28" width="10" height="10" fill="{_LOOKS[name][0]}"/>')
-        parts.append(_text(x + 14, 37, _BAR_NAMES[name], "soft"))
-        x += 30 + 6.2 * len(_BAR_NAMES[name])
-    y = 56.0
-    bars_from = y - 4
-    body = []
-    for (layer, tokens, structure), bars in groups.items():
-        height = len(shown) * _BAR_H
-        name = f"{layer}, {tokens:,} tokens, {structure}"
-        body.append(_text(_NAME_W - 8, y + height / 2 + 4, name, "end"))
-        for number, impl in enumerate(shown):
-            at = y + number * _BAR_H
-            if impl not in bars:
-                continue
-            width = bars[impl] * scale
-            words = f"{bars[impl]:.2f}"
-            body.append(
-                f'<rect data-impl="{impl}" x="{_NAME_W}" y="{at:.1f}" width="{width:.1f}" '
-                f'height="{_BAR_H - 1}" fill="{_LOOKS[impl][0]}"/>'
-            )
-            kind = "over" if impl == "auto" else "over soft"
-            body.append(_text(_NAME_W + width + 4, at + _BAR_H - 1, words, kind))
-        y += height + 8
-    one = _NAME_W + scale
-    parts.append(f'<path class="one" d="M{one:.1f} {bars_from:.1f}V{y - 4:.1f}"/>')
-    parts.append(_text(one, bars_from - 3, "dense", "soft mid"))
-    return _svg(_NAME_W + _BAR_W + 40, y + 2, "Times as fast as the dense layer", [*parts, *body])
+    x = 14.0
+    for name in reversed(shown):
+        parts += [_mark(x, 35, _LOOKS[name]), _text(x + 10, 39, _SPEED_NAMES[name], "soft")]
+        x += 32 + 6.2 * len(_SPEED_NAMES[name])
+    parts.append(_text(8, top - 10, "structure, tokens", "soft"))
+    parts.append(_text(right - 8, top - 10, "ours", "soft end"))
+    for value in scale.ticks():
+        kind, word = ("one", "dense") if value == 1 else ("grid", f"{value:g}")
+        parts.append(f'<path class="{kind}" d="M{scale(value):.1f} {top - 4}V{bottom}"/>')
+        parts.append(_text(scale(value), top - 10, word, "soft mid"))
+    for number, (name, marks) in enumerate(lines):
+        y = top + _ROW_H * (number + 0.5)
+        if not marks:
+            parts.append(_text(8, y + 4, name, "head"))
+            continue
+        ours = marks["auto"]
+        parts.append(_text(_NAME_W - 8, y + 4, name, "end"))
+        parts.append(_text(right - 8, y + 4, f"{ours:.2f}", "end"))
+        parts.append(
+            f'<path d="M{scale(1):.1f} {y:.1f}H{scale(ours):.1f}" '
+            f'stroke="{_LOOKS["auto"][0]}" stroke-width="2.5"/>'
+        )
+        for impl in (impl for impl in shown if impl in marks):
+            mark = _mark(scale(marks[impl]), y, _LOOKS[impl])
+            parts.append(f'<g data-impl="{impl}" data-x="{scale(marks[impl]):.1f}">{mark}</g>')
+    return _svg(right, bottom + 8, "Times as fast as the dense layer", parts)
 
 
-def write_plots(report: Report, folder: Path) -> list[Path]:
+def write_plots(report: Report, folder: Path, impls: Collection[str] = SHOWN) -> list[Path]:
     """Writes ``roofline-LAYER.svg`` for each layer, ``speed-vision.svg`` and ``speed-text.svg``.
 
     What has no times is left out.
+
+    Args:
+        report: the run.
+        folder: made if need be.
+        impls: what to draw.
 
     Returns:
         The files that were written.
@@ -315,15 +358,15 @@ def write_plots(report: Report, folder: Path) -> list[Path]:
     drawings: dict[str, str] = {}
     for layer in dict.fromkeys(row.layer for row in report.rows):
         own = [row for row in report.rows if row.layer == layer]
-        if any(achieved(row) for row in own):
-            drawings[f"roofline-{layer}"] = roofline(own)
+        if any(row.impl in impls and achieved(row) for row in own):
+            drawings[f"roofline-{layer}"] = roofline(own, impls=impls)
     models = list(dict.fromkeys(row.layer.split(".")[0] for row in report.rows))
     for name, group in (
         ("speed-vision", [model for model in models if model in VISION_MODELS]),
         ("speed-text", [model for model in models if model not in VISION_MODELS]),
     ):
         try:
-            drawings[name] = speed_bars(report, group)
+            drawings[name] = speed(report, group, impls)
         except ValueError:
             continue
     written = []
