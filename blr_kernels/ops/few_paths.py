@@ -134,6 +134,11 @@ def _product_sizes(call: Call, groups: int, on_tensor_cores: bool) -> dict[str, 
     }
 
 
+def _other_warps(warps: int) -> int:
+    """What else to try: 8 for up to 4, else 4."""
+    return 8 if warps <= 4 else 4
+
+
 def few_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
     """The default and what differs from it in one part."""
     default = few_config(call, groups)
@@ -143,13 +148,13 @@ def few_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
         for rows in (default["mix_rows"] // 2, default["mix_rows"] * 2):
             if rows and rows * _power(call.blocks) <= 128:
                 yield {"mix_rows": rows}
-        yield {"mix_warps": 12 - default["mix_warps"]}
+        yield {"mix_warps": _other_warps(default["mix_warps"])}
         if call.tokens > 1:
             yield {"mix_tokens": max(1, default["mix_tokens"] // 2)}
         for rows in (default["product_rows"] // 2, default["product_rows"] * 2):
             if rows >= (16 if default["product_dot"] else 1):
                 yield {"product_rows": rows}
-        yield {"product_warps": 12 - default["product_warps"]}
+        yield {"product_warps": _other_warps(default["product_warps"])}
         if not default["product_dot"]:
             yield {"product_inner": _piece(call.rank, default["product_rows"], 4)}
         if call.tokens <= MAX_TOKENS:

@@ -29,6 +29,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
 from blr_kernels.ops.hopper_product import activate
 from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_config import SCRATCH_BYTES
 from blr_kernels.reference import Activation
 
 BLOCKS = gl.constexpr(4)
@@ -342,6 +343,8 @@ def hopper_monarch_kernel(
 
 _WARPS = 4
 _START_REGISTERS = 168  # see hopper_blast
+_ALIGNMENT = 16
+_MANY_TOKENS = 1024
 _SHARED_BYTES = 24 * TILE.value * TILE.value * 2 + 1024
 
 
@@ -388,6 +391,11 @@ def _descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(tensor, block, layout)
 
 
+def _aligned(tensor: Tensor) -> bool:
+    """Whether TMA, which reads by 16 bytes, can start where ``tensor`` does."""
+    return tensor.data_ptr() % _ALIGNMENT == 0
+
+
 def _run(
     call: Call,
     x: Tensor,
@@ -397,37 +405,43 @@ def _run(
     out: Tensor,
     config: Config,
 ) -> None:
-    left, right = factors
-    if x.data_ptr() % 16 or x.stride(0) * x.element_size() % 16:
-        x = x.clone(memory_format=torch.contiguous_format)  # TMA reads aligned rows only
+    left, right = (factor if _aligned(factor) else factor.clone() for factor in factors)
     # Row k*r + 4j + l of right, as (l, 32k + j).
     by_output = right.view(call.rank, call.blocks, call.p).transpose(0, 1)
     rows = config["rows"]
     all_tiles = triton.cdiv(call.q, rows)
     tiles = min(config["tiles"], all_tiles)
-    grid = triton.cdiv(call.tokens, TILE.value) * triton.cdiv(all_tiles, tiles)
-    hopper_monarch_kernel[(grid,)](
-        _descriptor(x, [TILE.value, TILE.value]),
-        _descriptor(by_output, [2, INNER.value, TILE.value]),
-        _descriptor(left, [TILE.value // rows, rows, TILE.value]),
-        out,
-        bias,
-        call.tokens,
-        P=call.p,
-        Q=call.q,
-        ROWS=rows,
-        TILES=tiles,
-        HAS_BIAS=bias is not None,
-        ACTIVATION=activation or "none",
-        num_warps=_WARPS,
-        maxnreg=_START_REGISTERS,
-        launch_pdl=True,
-    )
+    chunk, copied = call.tokens, None
+    if not (_aligned(x) and x.stride(0) * x.element_size() % _ALIGNMENT == 0):
+        most = SCRATCH_BYTES // (call.in_features * call.itemsize) // TILE.value * TILE.value
+        chunk = min(chunk, max(TILE.value, most))
+        copied = x.new_empty((chunk, call.in_features))
+    for start in range(0, call.tokens, chunk):
+        stop = min(start + chunk, call.tokens)
+        part = x[start:stop] if copied is None else copied[: stop - start].copy_(x[start:stop])
+        grid = triton.cdiv(stop - start, TILE.value) * triton.cdiv(all_tiles, tiles)
+        hopper_monarch_kernel[(grid,)](
+            _descriptor(part, [TILE.value, TILE.value]),
+            _descriptor(by_output, [2, INNER.value, TILE.value]),
+            _descriptor(left, [TILE.value // rows, rows, TILE.value]),
+            out[start:stop],
+            bias,
+            stop - start,
+            P=call.p,
+            Q=call.q,
+            ROWS=rows,
+            TILES=tiles,
+            HAS_BIAS=bias is not None,
+            ACTIVATION=activation or "none",
+            num_warps=_WARPS,
+            maxnreg=_START_REGISTERS,
+            launch_pdl=True,
+        )
 
 
 def _suits(call: Call) -> bool:
-    # Every program reads all of right.
-    return call.p <= call.q
+    # Every program reads all of right, which few tokens do not repay where it is the larger factor.
+    return call.p <= call.q or call.tokens > _MANY_TOKENS
 
 
 PATH = Path("hopper", "monarch", _why_not, _default_config, _candidates, _run, suits=_suits)

@@ -3,9 +3,8 @@
 Pure arithmetic on a call: imports neither torch nor triton.
 
 A config of "fused" holds: tokens, rows, columns (tile of tokens, of an output block's rows, step
-over p), lanes (output blocks a program computes), slices (parts of an output block), together
-(input blocks whose first products share a pipeline), warps, right_stages, left_stages, tma (the
-copy engine loads).
+over p), slices (parts of an output block), together (input blocks whose first products share a
+pipeline), warps, right_stages, left_stages, tma (the copy engine loads).
 
 A config of "two" holds the same as ``right_*`` for its first kernel and ``left_*`` for its second;
 hidden values of a rank up to ``left_resident`` stay in the second one's shared memory.
@@ -24,6 +23,7 @@ MOST_UNROLLED = 32
 
 _TMA_ALIGNMENT = 16
 _FEW_TOKENS = 1024
+_FUSED_BLOCKS = (2, 4)  # the hidden values of 8 never fit the registers of a program
 _SPARE_BYTES = 1024
 """Barriers and the bias's tiles."""
 
@@ -92,21 +92,15 @@ def per_slice(call: Call, rows: int, slices: int) -> int:
     return ceil_div(tiles, min(slices, tiles)) * rows
 
 
-def has_one_tile(call: Call, config: Config) -> bool:
-    """Whether a program of the fused kernel computes a single tile of rows."""
-    return per_slice(call, config["rows"], config["slices"]) == config["rows"]
-
-
 def fused_shared_bytes(call: Call, config: Config) -> int:
     """Shared memory of a fused launch, not below what the compiler takes."""
-    tile, lanes, tokens = inner_tile(call), config["lanes"], config["tokens"]
+    tile, lanes, tokens = inner_tile(call), call.blocks, config["tokens"]
     step = step_over(call.p, config["columns"])
     rank = call.blocks * pieces(call) * tile
     right = config["right_stages"] * config["together"] * (tokens + lanes * tile) * step
-    one_tile = has_one_tile(call, config)
-    left = (1 if one_tile else config["left_stages"]) * lanes * config["rows"] * rank
+    left = config["left_stages"] * lanes * config["rows"] * rank
     staging = tokens * lanes * max(config["rows"], tile)
-    if config["tma"] and not one_tile:
+    if config["tma"]:
         return max(right, left + staging) * call.itemsize + _SPARE_BYTES
     # Blackwell's instructions read both operands from shared memory.
     hidden = tokens * lanes * rank if call.device.capability[0] == 10 else 0
@@ -115,7 +109,7 @@ def fused_shared_bytes(call: Call, config: Config) -> int:
 
 def fused_registers(call: Call, config: Config) -> int:
     """Registers a thread of a fused launch about needs."""
-    tile, lanes, tokens = inner_tile(call), config["lanes"], config["tokens"]
+    tile, lanes, tokens = inner_tile(call), call.blocks, config["tokens"]
     warps, together = config["warps"], config["together"]
     threads = 32 * warps
     holders = 32 * min(warps, max(1, tokens // 16))  # warps along N hold the same hidden values
@@ -124,9 +118,6 @@ def fused_registers(call: Call, config: Config) -> int:
     first += together * tokens * lanes * tile // threads
     rows = config["rows"]
     second = hidden + tokens * rows * (2 + lanes) // (2 * threads)
-    if has_one_tile(call, config):
-        early = lanes * rows * call.blocks * pieces(call) * tile * call.itemsize // (4 * threads)
-        first, second = first + early, second + early
     # Below 64 tokens, and before Hopper, an instruction's second operand sits in registers too.
     addresses = 40 if config["tma"] else 90
     return max(first, second) + addresses + (50 if tokens < 64 else 0)
@@ -140,31 +131,9 @@ def fused_fits(call: Call, config: Config) -> bool:
     )
 
 
-# tokens, rows, lanes as a share of the blocks, warps: from the least traffic to the least demand.
-_FUSED_HOPPER = (
-    (128, 32, 1, 8),
-    (64, 32, 1, 4),
-    (64, 32, 1, 8),
-    (64, 64, 1, 8),
-    (64, 16, 1, 8),
-    (64, 32, 2, 4),
-)
-_FUSED_PORTABLE = ((64, 32, 1, 8), (64, 16, 1, 8), (64, 32, 2, 4), (64, 16, 2, 4), (32, 16, 2, 4))
-_FUSED_FP32 = ((16, 16, 1, 4), (16, 16, 2, 4))
-# tokens, lanes, warps
-_FUSED_FEW = ((32, 1, 8), (32, 1, 4), (16, 1, 4), (64, 1, 4))
-
-
-def _share(call: Call, programs: int) -> tuple[int, int]:
-    """Rows of a tile and slices so that few tokens' ``programs`` fill the device about once.
-
-    One tile a program if it is at most 128 rows: then the program can ask for it at once.
-    """
-    wanted = max(1, 5 * call.device.sms // (4 * programs))
-    rows = power_of_two_above(ceil_div(call.q, wanted), call.q + 16)
-    if rows <= 128:
-        return rows, ceil_div(call.q, rows)
-    return 32, wanted
+# tokens, rows, warps: from the least traffic to the least demand.
+_FUSED_HOPPER = ((128, 32, 8), (64, 32, 4), (64, 32, 8), (64, 64, 8), (64, 16, 8))
+_FUSED_PORTABLE = ((64, 32, 8), (64, 16, 8), (32, 16, 4), (16, 16, 4))
 
 
 def _fused_staged(call: Call, tma: bool, **sizes: int) -> Config | None:
@@ -173,7 +142,7 @@ def _fused_staged(call: Call, tma: bool, **sizes: int) -> Config | None:
     for together, right_stages in shared:
         if call.blocks % together:
             continue
-        for left_stages in (4, 3, 2) if sizes["lanes"] > 1 else (4, 3, 2, 1):
+        for left_stages in (4, 3, 2):
             config = {
                 **sizes,
                 "columns": 64,
@@ -195,25 +164,10 @@ def fused_candidates(call: Call, copy_engine: bool = True) -> list[Config]:
     """
     tma = copy_engine and tma_fits(call)
     sizes: list[dict[str, int]] = []
-    most = power_of_two_in(call.blocks, 8)
-    few = call.tokens <= _FEW_TOKENS and call.itemsize == 2
-    if few:
-        for tokens, lanes, warps in _FUSED_FEW:
-            rows, slices = _share(call, ceil_div(call.tokens, tokens) * (call.blocks // lanes))
-            sizes.append(
-                {"tokens": tokens, "rows": rows, "lanes": lanes, "slices": slices, "warps": warps}
-            )
-    many = _FUSED_HOPPER if is_hopper(call) else _FUSED_PORTABLE
-    for tokens, rows, share, warps in many if call.itemsize == 2 else _FUSED_FP32:
-        lanes = max(1, most // share)
-        programs = ceil_div(call.tokens, tokens) * (call.blocks // lanes)
-        slices = max(1, call.device.sms // programs)
-        if few and slices >= ceil_div(call.q, rows):
-            continue  # a program of one tile needs registers for left too
-        sizes.append(
-            {"tokens": tokens, "rows": rows, "lanes": lanes, "slices": slices, "warps": warps}
-        )
-    sizes.append({"tokens": 16, "rows": 16, "lanes": 1, "slices": 1, "warps": 4})
+    shapes = _FUSED_HOPPER if is_hopper(call) else _FUSED_PORTABLE
+    for tokens, rows, warps in shapes:
+        slices = max(1, call.device.sms // ceil_div(call.tokens, tokens))
+        sizes.append({"tokens": tokens, "rows": rows, "slices": slices, "warps": warps})
     found: list[Config] = []
     for size in sizes:
         config = _fused_staged(call, tma, **size)
@@ -234,20 +188,26 @@ def fused_why_not(call: Call) -> str:
     """The reason why the fused kernel cannot take a call, "" if it can."""
     if reason := why_not(call):
         return reason
+    if call.itemsize != 2:
+        return "it takes float16 and bfloat16"
+    if call.blocks not in _FUSED_BLOCKS:
+        return f"it takes 2 or 4 blocks, got {call.blocks}"
     unrolled = call.blocks * pieces(call)
     if unrolled > MOST_UNROLLED:
         return f"its source would unroll to {unrolled} products, worth it up to {MOST_UNROLLED}"
     if not fused_candidates(call):
         return (
-            f"the hidden values of 16 tokens at rank {call.rank} do not fit the registers and the "
+            f"the hidden values of a tile at rank {call.rank} do not fit the registers and the "
             f"{call.device.shared_bytes} bytes of shared memory"
         )
     return ""
 
 
 def fused_suits(call: Call) -> bool:
-    """Whether the first product is small enough to be worth repeating for each slice."""
-    return call.p <= 2 * call.q
+    """Whether the first product is small enough to be worth repeating for each slice, and the
+    tokens fill the device.
+    """
+    return call.tokens > _FEW_TOKENS and call.p <= 2 * call.q
 
 
 def rank_tile(call: Call) -> int:

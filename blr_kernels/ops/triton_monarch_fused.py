@@ -35,17 +35,18 @@ from blr_kernels.reference import Activation
 
 
 @triton.constexpr_function
-def place(part: int, lane: int, pieces: int, together: int, lanes: int) -> int:
-    """Where the first loop left piece ``part % pieces`` of input block ``part // pieces``."""
+def place(part: int, lane: int, pieces: int, together: int, blocks: int) -> int:
+    """Where the first loop left piece ``part % pieces`` of input block ``part // pieces``, for
+    output block ``lane``.
+    """
     k, piece = divmod(part, pieces)
-    return ((k // together * pieces + piece) * together + k % together) * lanes + lane
+    return ((k // together * pieces + piece) * together + k % together) * blocks + lane
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def fused_kernel(
     x_ptr,  # (tokens, BLOCKS*P), strides (x_token, 1)
-    left_ptr,  # (BLOCKS*Q, BLOCKS*INNER), contiguous: row l*Q + s, column k*INNER + j;
-    # a pointer even if TMA where PER_SLICE == BLOCK_S
+    left_ptr,  # (BLOCKS*Q, BLOCKS*INNER), contiguous: row l*Q + s, column k*INNER + j
     right_ptr,  # (BLOCKS*INNER, BLOCKS*P), contiguous: row k*INNER + j, column l*P + c
     bias_ptr,  # (Q*BLOCKS); unused unless HAS_BIAS
     out_ptr,  # (tokens, Q*BLOCKS), contiguous
@@ -57,7 +58,6 @@ def fused_kernel(
     INNER: tl.constexpr,
     P: tl.constexpr,
     Q: tl.constexpr,
-    LANES: tl.constexpr,
     PER_SLICE: tl.constexpr,
     TOGETHER: tl.constexpr,
     GROUP: tl.constexpr,
@@ -87,22 +87,10 @@ def fused_kernel(
     GROUPS: tl.constexpr = BLOCKS * PIECES // GROUP
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     program = tl.program_id(0)
-    first = (program % SLICES) * PER_SLICE
-    lane = (program // SLICES) % (BLOCKS // LANES) * LANES
-    start = program // (SLICES * (BLOCKS // LANES)) * BLOCK_T
-
-    # A program with few outputs asks for its rows of left first, so that they come meanwhile.
-    early = ()
-    if PER_SLICE == BLOCK_S:
-        for i in tl.static_range(LANES):
-            for g in tl.static_range(GROUPS):
-                w_early = load_tile(
-                    left_ptr, (lane + i) * Q + first,
-                    g * GROUP // PIECES * INNER + g * GROUP % PIECES * BLOCK_J,
-                    (lane + i) * Q + Q, g * GROUP // PIECES * INNER + INNER, BLOCKS * INNER,
-                    BLOCK_S, GROUP * BLOCK_J, Q % BLOCK_S != 0, INNER % BLOCK_J != 0, False,
-                )  # fmt: skip
-                early += (w_early,)
+    first = program % SLICES * PER_SLICE
+    start = program // SLICES * BLOCK_T
+    # The last slice may have more tiles than there are, also where each of them is full.
+    MASK_ROWS: tl.constexpr = Q % PER_SLICE != 0
 
     # Input blocks that are computed together share one pipeline, which fills and drains once.
     hidden = ()
@@ -110,7 +98,7 @@ def fused_kernel(
         for piece in tl.static_range(PIECES):
             acc = ()
             for _ in tl.static_range(TOGETHER):
-                acc += (tl.zeros((BLOCK_T, LANES * BLOCK_J), dtype=tl.float32),)
+                acc += (tl.zeros((BLOCK_T, BLOCKS * BLOCK_J), dtype=tl.float32),)
             for c in tl.range(0, P, BLOCK_P, num_stages=RIGHT_STAGES):
                 new = ()
                 for n in tl.static_range(TOGETHER):
@@ -120,53 +108,40 @@ def fused_kernel(
                         BLOCK_T, BLOCK_P, True, P % BLOCK_P != 0, TMA,
                     )  # fmt: skip
                     w = load_right(
-                        right_ptr, k * INNER, piece * BLOCK_J, lane, c,
-                        BLOCKS, INNER, P, LANES, BLOCK_J, BLOCK_P, TMA,
+                        right_ptr, k * INNER, piece * BLOCK_J, 0, c,
+                        BLOCKS, INNER, P, BLOCKS, BLOCK_J, BLOCK_P, TMA,
                     )  # fmt: skip
                     new += (dot(x, w.T, acc[n], INPUT_PRECISION, WIDEN),)
                 acc = new
             for n in tl.static_range(TOGETHER):
-                hidden = hidden + separate(narrow(acc[n], dtype, PIN), LANES)
+                hidden = hidden + separate(narrow(acc[n], dtype, PIN), BLOCKS)
 
     # One product of depth GROUP * BLOCK_J instead of GROUP small ones that wait for each other.
     joined = ()
-    for i in tl.static_range(LANES):
+    for i in tl.static_range(BLOCKS):
         for g in tl.static_range(GROUPS):
             parts = ()
             for n in tl.static_range(GROUP):
-                parts += (hidden[place(g * GROUP + n, i, PIECES, TOGETHER, LANES)],)
+                parts += (hidden[place(g * GROUP + n, i, PIECES, TOGETHER, BLOCKS)],)
             joined += (concatenate(parts),)
 
-    if PER_SLICE == BLOCK_S:
+    for step in tl.range(0, PER_SLICE, BLOCK_S, num_stages=LEFT_STAGES):
         outputs = ()
-        for i in tl.static_range(LANES):
+        for i in tl.static_range(BLOCKS):
             y = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
             for g in tl.static_range(GROUPS):
-                w_y = early[i * GROUPS + g]
+                w_y = load_tile(
+                    left_ptr, i * Q + first + step,
+                    g * GROUP // PIECES * INNER + g * GROUP % PIECES * BLOCK_J,
+                    i * Q + Q, g * GROUP // PIECES * INNER + INNER, BLOCKS * INNER,
+                    BLOCK_S, GROUP * BLOCK_J, MASK_ROWS, INNER % BLOCK_J != 0, TMA,
+                )  # fmt: skip
                 y = dot(joined[i * GROUPS + g], w_y.T, y, INPUT_PRECISION, WIDEN)
             outputs += (y,)
         store_interleaved(
-            outputs, bias_ptr, out_ptr, start, tokens, first, lane,
-            BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
+            outputs, bias_ptr, out_ptr, start, tokens, first + step, 0,
+            BLOCKS, Q, MASK_ROWS, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
         )  # fmt: skip
-    else:
-        for step in tl.range(0, PER_SLICE, BLOCK_S, num_stages=LEFT_STAGES):
-            lanes = ()
-            for i in tl.static_range(LANES):
-                z = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
-                for g in tl.static_range(GROUPS):
-                    w_z = load_tile(
-                        left_ptr, (lane + i) * Q + first + step,
-                        g * GROUP // PIECES * INNER + g * GROUP % PIECES * BLOCK_J,
-                        (lane + i) * Q + Q, g * GROUP // PIECES * INNER + INNER, BLOCKS * INNER,
-                        BLOCK_S, GROUP * BLOCK_J, Q % BLOCK_S != 0, INNER % BLOCK_J != 0, TMA,
-                    )  # fmt: skip
-                    z = dot(joined[i * GROUPS + g], w_z.T, z, INPUT_PRECISION, WIDEN)
-                lanes += (z,)
-            store_interleaved(
-                lanes, bias_ptr, out_ptr, start, tokens, first + step, lane,
-                BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
-            )  # fmt: skip
 
 
 def run(
@@ -184,18 +159,17 @@ def run(
     if config["tma"] and not is_aligned(x, left, right):
         config = config_of.fused_candidates(call, copy_engine=False)[0]
     tma, dependent = bool(config["tma"]), is_dependent(call.device) and x.device.type != "cpu"
-    tokens, rows, lanes = config["tokens"], config["rows"], config["lanes"]
+    tokens, rows = config["tokens"], config["rows"]
     tile, step = config_of.inner_tile(call), config_of.step_over(call.p, config["columns"])
     group, per_slice = config_of.group(call), config_of.per_slice(call, rows, config["slices"])
     operands = (x, left, right)
     if tma:
         operands = (
             matrix_descriptor(x, tokens, step),
-            left if per_slice == rows else matrix_descriptor(left, rows, group * tile),
-            right_descriptor(right, lanes, tile, step),
+            matrix_descriptor(left, rows, group * tile),
+            right_descriptor(right, call.blocks, tile, step),
         )
-    slices = triton.cdiv(call.q, per_slice)
-    programs = triton.cdiv(call.tokens, tokens) * (call.blocks // lanes) * slices
+    programs = triton.cdiv(call.tokens, tokens) * triton.cdiv(call.q, per_slice)
     fused_kernel[(programs,)](
         *operands,
         bias,
@@ -208,7 +182,6 @@ def run(
         INNER=call.inner,
         P=call.p,
         Q=call.q,
-        LANES=lanes,
         PER_SLICE=per_slice,
         TOGETHER=config["together"],
         GROUP=group,

@@ -40,19 +40,15 @@ def right_descriptor(right: Tensor, lanes: int, rows: int, columns: int) -> Any:
 
 @triton.jit
 def interleave(parts):
-    """A power of two of ``(T, S)`` tensors -> ``(T, S * len(parts))``, column ``s*len + l``."""
+    """1, 2 or 4 ``(T, S)`` tensors -> ``(T, S * len(parts))``, column ``s*len + l``."""
     count: tl.constexpr = len(parts)
     if count == 1:
         joined = parts[0]
     elif count == 2:
         joined = tl.interleave(parts[0], parts[1])
-    elif count == 4:
-        joined = tl.interleave(tl.interleave(parts[0], parts[2]), tl.interleave(parts[1], parts[3]))
     else:
-        tl.static_assert(count == 8)
-        even = tl.interleave(tl.interleave(parts[0], parts[4]), tl.interleave(parts[2], parts[6]))
-        odd = tl.interleave(tl.interleave(parts[1], parts[5]), tl.interleave(parts[3], parts[7]))
-        joined = tl.interleave(even, odd)
+        tl.static_assert(count == 4)
+        joined = tl.interleave(tl.interleave(parts[0], parts[2]), tl.interleave(parts[1], parts[3]))
     return joined
 
 
@@ -207,6 +203,7 @@ def store_interleaved(
     lane,  # first output block
     BLOCKS: tl.constexpr,
     Q: tl.constexpr,
+    MASK_ROWS: tl.constexpr,  # whether rows may lie beyond Q
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -218,10 +215,10 @@ def store_interleaved(
     column = offs if LANES == BLOCKS else offs // LANES * BLOCKS + offs % LANES
     if HAS_BIAS:
         at_bias = bias_ptr + s * BLOCKS + lane + column
-        if Q % BLOCK_S == 0:
-            bias = lanes_of(tl.load(at_bias), LANES)
-        else:
+        if MASK_ROWS:
             bias = lanes_of(tl.load(at_bias, mask=offs // LANES < Q - s, other=0.0), LANES)
+        else:
+            bias = lanes_of(tl.load(at_bias), LANES)
     done = ()
     for i in tl.static_range(LANES):
         y = parts[i]
@@ -234,6 +231,6 @@ def store_interleaved(
     base = out_ptr + tl.cast(start, tl.int64) * (Q * BLOCKS) + s * BLOCKS + lane
     at = base + local[:, None] * (Q * BLOCKS) + column[None, :]
     mask = (local < tokens - start)[:, None]
-    if Q % BLOCK_S != 0:
+    if MASK_ROWS:
         mask = mask & (offs // LANES < Q - s)[None, :]
     tl.store(at, whole, mask=mask)

@@ -125,6 +125,8 @@ def second_kernel(
     lane = program % (BLOCKS // LANES) * LANES
     first = program // (BLOCKS // LANES) % SLICES * PER_SLICE
     start = program // (BLOCKS // LANES * SLICES) * BLOCK_T
+    # The last slice may have more tiles than there are, also where each of them is full.
+    MASK_ROWS: tl.constexpr = Q % PER_SLICE != 0
     if BLOCK_R >= RANK:
         # All of the tile's hidden values stay on the multiprocessor while rows of left go past.
         hidden = ()
@@ -140,13 +142,13 @@ def second_kernel(
             for i in tl.static_range(LANES):
                 w = load_tile(
                     left_ptr, (lane + i) * Q + s, 0, (lane + i) * Q + Q, RANK, RANK,
-                    BLOCK_S, BLOCK_R, Q % BLOCK_S != 0, RANK < BLOCK_R, TMA,
+                    BLOCK_S, BLOCK_R, MASK_ROWS, RANK < BLOCK_R, TMA,
                 )  # fmt: skip
                 y = tl.zeros((BLOCK_T, BLOCK_S), dtype=tl.float32)
                 lanes += (dot(hidden[i], w.T, y, INPUT_PRECISION, WIDEN),)
             store_interleaved(
                 lanes, bias_ptr, out_ptr, start, tokens, s, lane,
-                BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
+                BLOCKS, Q, MASK_ROWS, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
             )  # fmt: skip
     else:
         tl.static_assert(PER_SLICE == BLOCK_S)
@@ -162,13 +164,13 @@ def second_kernel(
                 )  # fmt: skip
                 v = load_tile(
                     left_ptr, (lane + i) * Q + first, n, (lane + i) * Q + Q, RANK, RANK,
-                    BLOCK_S, BLOCK_R, Q % BLOCK_S != 0, RANK % BLOCK_R != 0, TMA,
+                    BLOCK_S, BLOCK_R, MASK_ROWS, RANK % BLOCK_R != 0, TMA,
                 )  # fmt: skip
                 new += (dot(h, v.T, acc[i], INPUT_PRECISION, WIDEN),)
             acc = new
         store_interleaved(
             acc, bias_ptr, out_ptr, start, tokens, first, lane,
-            BLOCKS, Q, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
+            BLOCKS, Q, MASK_ROWS, HAS_BIAS, ACTIVATION, BLOCK_T, BLOCK_S,
         )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from blr_kernels import Blast
-from blr_kernels.ops import hopper_blast
+from blr_kernels.ops import hopper_blast, hopper_monarch
 from blr_kernels.ops.paths import Call, Config, find_path
 
 LAYERS: list[tuple[str, Blast, int, int]] = [
@@ -37,9 +37,12 @@ LAYERS: list[tuple[str, Blast, int, int]] = [
     ("odd rank", Blast(9, 40), 648, 1152),
 ]
 
+MONARCH = {"ViT qkv": (768, 2304), "ViT fc1": (768, 3072), "ViT fc2": (3072, 768)}
+
 COUNTED = {
     "hopper_mix_kernel": hopper_blast._mix_bytes,
     "hopper_product_kernel": hopper_blast._product_bytes,
+    "hopper_monarch_kernel": lambda call, config: hopper_monarch._SHARED_BYTES,
 }
 """What the host says that a kernel takes of shared memory."""
 
@@ -72,6 +75,11 @@ def call_of(layer: tuple[str, Blast, int, int], tokens: int, dtype: torch.dtype)
     return Call("blast", tokens, n_in, n_out, structure.blocks, structure.rank, dtype, device)
 
 
+def monarch_call(layer: str, tokens: int) -> Call:
+    device = limits(90, "NVIDIA H200")
+    return Call("monarch", tokens, *MONARCH[layer], 4, 128, torch.bfloat16, device)
+
+
 def compile_call(
     call: Call, config: Config, activation: Any = None, *, unaligned: str = ""
 ) -> tuple[list[tuple[str, Any]], int]:
@@ -93,15 +101,14 @@ def compile_call(
 
     b, r = call.blocks, call.rank
     x = empty("x", call.tokens, call.in_features)
-    factors = (
-        empty("left", b, call.q, r),
-        empty("coupling", b, b, r),
-        empty("right", b, r, call.p),
-    )
+    shapes = {"left": (b, call.q, r), "coupling": (b, b, r), "right": (b, r, call.p)}
+    if call.op == "monarch":
+        del shapes["coupling"]
+    factors = tuple(empty(name, *shape) for name, shape in shapes.items())
     bias = empty("bias", call.out_features)
     out = empty("out", call.tokens, call.out_features)
     with Scratch(x, *factors, bias, out) as scratch:
-        find_path("blast", "hopper").run(call, x, factors, bias, activation, out, config)
+        find_path(call.op, "hopper").run(call, x, factors, bias, activation, out, config)
     return list(COMPILED.values()), scratch.peak
 
 
@@ -126,6 +133,7 @@ def assembled(ptx: str) -> str | None:
 def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
     """Call, config, activation and unaligned operand of what is compiled."""
     path = find_path("blast", "hopper")
+    monarch = find_path("monarch", "hopper")
     half, short = torch.bfloat16, torch.float16
     if kind == "default":
         for layer in LAYERS:
@@ -155,6 +163,20 @@ def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
             yield call, path.default_config(call), None, operand
         call = call_of(LAYERS[4], 16_384, half)
         yield call, path.default_config(call), None, "x"
+    elif kind in ("monarch default", "monarch candidates"):
+        for layer in MONARCH:
+            for tokens in (197, 1000, 6304):
+                call = monarch_call(layer, tokens)
+                only_default = kind == "monarch default"
+                found = [monarch.default_config(call)] if only_default else monarch.candidates(call)
+                for config in found:
+                    yield call, config, None if only_default else "gelu", ""
+    elif kind == "monarch unaligned":
+        for operand in ("x", "left", "right", "bias"):
+            # x at the last takes more than the scratch.
+            for tokens in (197, 2**26 // (3072 * 2) + 1) if operand == "x" else (197,):
+                call = monarch_call("ViT fc2", tokens)
+                yield call, monarch.default_config(call), None, operand
     else:
         raise ValueError(f"what to compile must be one of those above, got {kind!r}")
 

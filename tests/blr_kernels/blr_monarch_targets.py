@@ -33,6 +33,8 @@ def jobs_of(target: int) -> Iterator[tuple[Path, Call, Config]]:
         for layer, sizes in LAYERS.items():
             for tokens in TOKENS:
                 call = Call("monarch", tokens, *sizes, 4, 128, torch.bfloat16, limits(target))
+                if path.name == "fused" and not path.suits(call):
+                    continue
                 if target == 90 and layer == "ViT fc1":
                     yield from ((path, call, config) for config in path.candidates(call))
                 else:

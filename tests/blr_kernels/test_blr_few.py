@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from blr_kernels import Blast, LowRank, Structure
 from blr_kernels.ops.few_paths import few_config, small_config
-from blr_kernels.ops.paths import Call, DeviceLimits, find_path, run_path
+from blr_kernels.ops.paths import Call, DeviceLimits, find_path, paths, run_path
 
 SHAPES: list[tuple[int, int, int, int]] = [
     # blocks, p, q, rank
@@ -116,6 +117,30 @@ def test_every_candidate_gives_the_same(
         for config in configs:
             y = run_path(name, "blast", x, in_order(factors), bias, config=config)
             assert_close(y, wanted)
+
+
+@pytest.mark.parametrize("op", ["blast", "blast_int8", "monarch", "low_rank"])
+def test_warps_are_powers_of_two(op: str) -> None:
+    """In every config of every path, on every GPU that it takes."""
+    pytest.importorskip("triton")
+    sizes = [(1, 33, 17, 5), (2, 70, 20, 66), (3, 7, 11, 8), (4, 192, 768, 128), (9, 16, 20, 24)]
+    sizes += [(9, 128, 384, 384), (16, 256, 688, 1488), (16, 5, 6, 32)]
+    seen = set()
+    for path, (b, p, q, r), tokens in itertools.product(paths(op), sizes, (1, 3, 7, 70, 2048)):
+        if (b > 1) is (op == "low_rank") or (op == "monarch" and r % b):
+            continue
+        for dtype, capability in itertools.product(
+            (torch.float32, torch.bfloat16), [(8, 0), (9, 0), (10, 0)]
+        ):
+            shared_kib = 227 if capability == (9, 0) else 99
+            limits = DeviceLimits("test", capability, shared_kib * 1024, 100)
+            call = Call(op, tokens, b * p, b * q, b, r, dtype, limits)
+            for config in () if path.why_not(call) else path.candidates(call):
+                for name, value in config.items():
+                    if name.endswith("warps"):
+                        seen.add(path.name)
+                        assert value in (1, 2, 4, 8, 16, 32), (path.name, call, config)
+    assert seen
 
 
 @pytest.mark.parametrize("tokens", [3, 17])

@@ -77,10 +77,14 @@ def compiler(
     return rows
 
 
-def assert_compiled_well(rows: list[dict[str, Any]]) -> None:
+BLAST_KERNELS = {"hopper_mix_kernel", "hopper_product_kernel"}
+MONARCH_KERNELS = {"hopper_monarch_kernel"}
+
+
+def assert_compiled_well(rows: list[dict[str, Any]], kernels: set[str] = BLAST_KERNELS) -> None:
     """Compiled, within the shared memory that the host reckoned with, by wgmma in flight."""
     assert not [(row["what"], row["failed"]) for row in rows if row["failed"]]
-    assert {row["kernel"] for row in rows} == {"hopper_mix_kernel", "hopper_product_kernel"}
+    assert {row["kernel"] for row in rows} == kernels
     assert all(row["limit"] == H200.shared_bytes for row in rows)
     over = [row for row in rows if not row["shared"] <= row["counted"] <= row["limit"]]
     assert not [(row["what"], row["shared"], row["counted"]) for row in over]
@@ -133,6 +137,29 @@ def test_operands_need_no_alignment(
     """A contiguous operand may start anywhere, as a part of a flat buffer does."""
     rows = [row for row in compiler("unaligned") if row["unaligned"] == operand]
     assert_compiled_well(rows)
+    over = [row for row in rows if row["scratch"] > SCRATCH_BYTES]
+    assert not [(row["what"], row["scratch"]) for row in over]
+
+
+@pytest.mark.parametrize("kind", ["default", pytest.param("candidates", marks=pytest.mark.slow)])
+def test_monarch_compiles(compiler: Callable[[str], list[dict[str, Any]]], kind: str) -> None:
+    rows = compiler(f"monarch {kind}")
+    assert len({(row["layer"], row["tokens"]) for row in rows}) == 9
+    assert_compiled_well(rows, MONARCH_KERNELS)
+    # Tiles of 64 rows spill a few registers, with the exact GELU (the candidates here) some more.
+    most = 64 if kind == "default" else 256
+    told = spills(rows)
+    assert not [entry for entry in told if int(entry[1].split()[0]) > most]
+    assert all("'rows': 64" in what for what, _ in told)
+    assert {row["scratch"] for row in rows} == {0}
+
+
+@pytest.mark.parametrize("operand", ["x", "left", "right", "bias"])
+def test_operands_of_monarch_need_no_alignment(
+    compiler: Callable[[str], list[dict[str, Any]]], operand: str
+) -> None:
+    rows = [row for row in compiler("monarch unaligned") if row["unaligned"] == operand]
+    assert_compiled_well(rows, MONARCH_KERNELS)
     over = [row for row in rows if row["scratch"] > SCRATCH_BYTES]
     assert not [(row["what"], row["scratch"]) for row in over]
 
@@ -257,6 +284,21 @@ def test_few_tokens_deal_the_rank_among_programs() -> None:
 
     assert all(64 <= programs(tokens) <= 132 for tokens in (512, 1000, 2048, 4096))
     assert programs(16_384) >= 128
+
+
+def test_monarch_suits() -> None:
+    """Few tokens do not repay that every program reads all of right."""
+
+    def suits(tokens: int, n_in: int, n_out: int) -> bool:
+        call = Call("monarch", tokens, n_in, n_out, 4, 128, torch.bfloat16, H200)
+        path = find_path("monarch", "hopper")
+        assert path.why_not(call) == ""
+        return path.suits(call)
+
+    assert suits(197, 768, 3072)
+    assert suits(6304, 768, 3072)
+    assert suits(6304, 3072, 768)
+    assert not suits(1024, 3072, 768)
 
 
 # The order of tokens and rows, in closed form.
@@ -518,3 +560,72 @@ def test_an_output_that_is_the_next_input() -> None:
         for mine in own:
             mine.fill_(torch.nan)
         assert torch.equal(y, doubled)
+
+
+def monarch_wanted(
+    x: Tensor, left: Tensor, right: Tensor, bias: Tensor | None, activation: str | None
+) -> Tensor:
+    """In float64, with the dense weight of the formula."""
+    b, q, r = left.shape
+    left4 = left.double().view(b, q, b, r // b)
+    right4 = right.double().view(b, r // b, b, -1)
+    weight = torch.einsum("lskj,kjlc->slkc", left4, right4).reshape(b * q, -1)
+    y = x.double() @ weight.T
+    if bias is not None:
+        y = y + bias.double()
+    if activation == "gelu":
+        return torch.nn.functional.gelu(y)
+    return torch.nn.functional.silu(y) if activation == "silu" else y
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 197, 1000, 6304])
+@pytest.mark.parametrize(
+    ("n_in", "n_out"), [(768, 2304), (768, 3072), (3072, 768), (4 * 72, 4 * 40)], ids=str
+)
+@pytest.mark.usefixtures("nan_memory")
+def test_monarch(n_in: int, n_out: int, tokens: int, dtype: torch.dtype) -> None:
+    """Every candidate against float64, its bits again, and a NaN that stays in its token."""
+    x = torch.randn(tokens, n_in, device="cuda").to(dtype)
+    left = torch.randn(4, n_out // 4, 128, device="cuda").to(dtype)
+    right = (torch.randn(4, 128, n_in // 4, device="cuda") * (32 * n_in) ** -0.5).to(dtype)
+    bias = torch.randn(n_out, device="cuda").to(dtype)
+    call = Call("monarch", tokens, n_in, n_out, 4, 128, dtype, H200)
+    uses: list[tuple[Tensor | None, Activation | None]] = [(bias, "gelu"), (bias, None)]
+    uses += [(None, "silu"), (None, None)]
+    spoilt = x.clone()
+    spoilt[tokens // 2] = torch.nan
+    others = torch.arange(tokens, device="cuda") != tokens // 2
+    for config in find_path("monarch", "hopper").candidates(call):
+
+        def run(x: Tensor, *rest: Any, config: Any = config) -> Tensor:
+            return run_path("hopper", "monarch", x, (left, right), *rest, config=config)
+
+        for used, activation in uses:
+            y = run(x, used, activation)
+            assert_close(y, monarch_wanted(x, left, right, used, activation))
+            assert torch.equal(y, run(x, used, activation))
+        y = run(spoilt)
+        assert y[tokens // 2].isnan().all()
+        assert torch.equal(y[others], run(x)[others])
+
+
+@on_hopper
+def test_operands_of_monarch_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and factors at odd addresses; x is copied in parts that the scratch holds."""
+    x = torch.randn(1000, 768, device="cuda").bfloat16()
+    left = torch.randn(4, 576, 128, device="cuda").bfloat16()
+    right = torch.randn(4, 128, 192, device="cuda").bfloat16()
+    y = run_path("hopper", "monarch", x, (left, right))
+
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+
+    apart = x.new_full((1000, 773), torch.nan)[:, :768].copy_(x)
+    for limit in (SCRATCH_BYTES, 400 * 768 * 2):
+        monkeypatch.setattr("blr_kernels.ops.hopper_monarch.SCRATCH_BYTES", limit)
+        for rows in (moved(x), apart):
+            assert torch.equal(run_path("hopper", "monarch", rows, (left, right)), y)
+        for factors in ((moved(left), right), (left, moved(right))):
+            assert torch.equal(run_path("hopper", "monarch", x, factors), y)

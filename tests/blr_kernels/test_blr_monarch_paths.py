@@ -39,6 +39,10 @@ SIZES = [
 # Interpreted kernels cut bfloat16 off instead of rounding it.
 SLACK = {torch.float32: 1.0, torch.float16: 1.0, torch.bfloat16: 1.6}
 
+# Those of them that "fused" takes.
+FUSED_SIZES = [(1, 4, 16, 5, 7), (3, 2, 14, 9, 5), (65, 4, 64, 16, 20), (4, 2, 96, 6, 5)]
+DTYPES = {"fused": torch.float16, "two": torch.float32}
+
 by_path = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 
 
@@ -81,11 +85,15 @@ class Problem:
         assert_close(y, wanted, slack=SLACK[y.dtype] if y.device.type == "cpu" else 1.0)
 
 
-@by_path
-@pytest.mark.parametrize("size", SIZES, ids=str)
-def test_odd_sizes(path: Path, size: tuple[int, ...], device: torch.device) -> None:
+@pytest.mark.parametrize(
+    ("path", "size"),
+    [(PATHS[0], size) for size in FUSED_SIZES] + [(PATHS[1], size) for size in SIZES],
+    ids=lambda value: value.name if isinstance(value, Path) else str(value),
+)
+def test_odd_sizes(path: Path, size: tuple[int, int, int, int, int], device: torch.device) -> None:
     """C1: one token, blocks that are no power of two, sizes that no tile divides."""
-    problem = Problem(size, device)
+    problem = Problem(size, device, DTYPES[path.name])
+    assert path.why_not(problem.call) == ""
     problem.check(problem.run(path, bias=problem.bias), problem.bias)
 
 
@@ -105,22 +113,22 @@ def test_half_precision(
 def test_epilogues(
     path: Path, activation: str | None, has_bias: bool, device: torch.device
 ) -> None:
-    problem = Problem((5, 4, 16, 8, 6), device)
+    problem = Problem((5, 4, 16, 8, 6), device, DTYPES[path.name])
     bias = problem.bias if has_bias else None
     problem.check(problem.run(path, bias=bias, activation=activation), bias, activation)
 
 
 @by_path
 def test_rows_of_x_may_lie_apart(path: Path, device: torch.device) -> None:
-    problem = Problem((17, 4, 16, 8, 6), device)
-    wide = torch.full((17, 77), torch.nan, device=device)
+    problem = Problem((17, 4, 16, 8, 6), device, DTYPES[path.name])
+    wide = problem.x.new_full((17, 77), torch.nan)
     wide[:, 3:35] = problem.x
     problem.check(problem.run(path, x=wide[:, 3:35]))
 
 
 @by_path
 def test_nan_stays_in_its_token(path: Path, device: torch.device) -> None:
-    problem = Problem((19, 4, 16, 8, 6), device)
+    problem = Problem((19, 4, 16, 8, 6), device, DTYPES[path.name])
     clean = problem.run(path, activation="gelu")
     x = problem.x.clone()
     x[7, 5] = torch.nan
@@ -134,7 +142,6 @@ FUSED = {
     "tokens": 16,
     "rows": 16,
     "columns": 16,
-    "lanes": 4,
     "slices": 1,
     "together": 1,
     "warps": 4,
@@ -164,9 +171,9 @@ TWO = {
     [
         (PATHS[0], FUSED | changed)
         for changed in (
-            {"lanes": 1, "slices": 2},
-            {"lanes": 2, "together": 2},
-            {"lanes": 4, "together": 4, "slices": 99},
+            {"slices": 2},
+            {"together": 2},
+            {"together": 4, "slices": 99},
             {"tokens": 64, "rows": 32, "slices": 3},
         )
     ]
@@ -182,8 +189,22 @@ TWO = {
 )
 def test_every_way_to_cut_the_work(path: Path, config: Config, device: torch.device) -> None:
     """m of 48 makes three hidden pieces of an input block, q of 37 a last tile that is cut."""
-    problem = Problem((35, 4, 192, 24, 37), device)
+    problem = Problem((35, 4, 192, 24, 37), device, DTYPES[path.name])
     problem.check(problem.run(path, config, bias=problem.bias), problem.bias)
+
+
+@pytest.mark.parametrize(
+    ("path", "config"),
+    [(PATHS[0], FUSED | {"slices": 2}), (PATHS[1], TWO | {"left_slices": 2})],
+    ids=lambda value: value.name if isinstance(value, Path) else None,
+)
+def test_slices_of_unequal_length(path: Path, config: Config, device: torch.device) -> None:
+    """Five full tiles in two slices: what a sixth would write belongs to the next token."""
+    problem = Problem((20, 4, 16, 8, 80), device, DTYPES[path.name])
+    out = problem.x.new_full((22, 320), torch.nan)
+    path.run(problem.call, problem.x, problem.factors, problem.bias, None, out[1:-1], config)
+    problem.check(out[1:-1], problem.bias)
+    assert out[[0, -1]].isnan().all()
 
 
 @by_path
@@ -209,13 +230,19 @@ def test_two_walks_tokens_in_chunks(device: torch.device, monkeypatch: pytest.Mo
 
 
 def test_fused_says_what_it_cannot_take() -> None:
-    def why_not(b: int, r: int) -> str:
-        call = Call("monarch", 512, b * 256, b * 256, b, r, torch.bfloat16, HOPPER)
-        return PATHS[0].why_not(call)
+    def call(b: int, r: int, tokens: int = 4096, dtype: torch.dtype = torch.bfloat16) -> Call:
+        return Call("monarch", tokens, b * 256, b * 256, b, r, dtype, HOPPER)
 
-    assert why_not(4, 128) == ""
-    assert "would unroll to 48 products" in why_not(16, 1536)
-    assert "at rank 1024 do not fit" in why_not(4, 1024)
+    path = PATHS[0]
+    assert path.why_not(call(4, 128)) == ""
+    assert path.why_not(call(2, 128)) == ""
+    assert path.why_not(call(8, 64)) == "it takes 2 or 4 blocks, got 8"
+    assert path.why_not(call(3, 96)) == "it takes 2 or 4 blocks, got 3"
+    assert path.why_not(call(4, 128, dtype=torch.float32)) == "it takes float16 and bfloat16"
+    assert "would unroll to 64 products" in path.why_not(call(4, 4096))
+    assert "at rank 1024 do not fit" in path.why_not(call(4, 1024))
+    assert path.suits(call(4, 128))
+    assert not path.suits(call(4, 128, tokens=1024))
 
 
 @by_path
