@@ -169,9 +169,12 @@ def _configs(call: Call) -> list[Config]:
 
 
 def _candidates(call: Call) -> list[Config]:
-    found = _configs(call)[:11]
-    shorter = {**found[0], "mix_unroll": min(2, call.blocks)}
-    return found if shorter in found else [*found, shorter]
+    found = _configs(call)[:10]
+    for unroll in (2, 9):
+        other = {**found[0], "mix_unroll": min(unroll, call.blocks)}
+        if other not in found:
+            found.append(other)
+    return found
 
 
 def _default_config(call: Call) -> Config:
