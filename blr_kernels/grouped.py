@@ -104,6 +104,10 @@ class BLRGroup(nn.Module):
         )
         return (y[..., : first.out_features] if padded else y).unbind()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy stacks its own parameters: those of the original are not views of its storage."""
+        return {**self.__dict__, "_stacked": None}
+
     def extra_repr(self) -> str:
         """How many layers there are and what each is."""
         return f"{len(self._layers)} x [{self._layers[0].extra_repr()}]"

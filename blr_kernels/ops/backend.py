@@ -101,6 +101,8 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str:
     """The reason why the Triton kernels cannot take this device and dtype, or ""."""
     if _IMPORT_ERROR:
         return _IMPORT_ERROR
+    if torch.version.hip:
+        return "the Triton kernels need an NVIDIA GPU, this torch is built for ROCm"
     if dtype not in TRITON_DTYPES:
         expected = ", ".join(str(d).removeprefix("torch.") for d in TRITON_DTYPES)
         return f"the Triton kernels take {expected}, got {str(dtype).removeprefix('torch.')}"
@@ -181,6 +183,8 @@ def explain(
     if int8 and structure.kind != "blast":
         raise ValueError(f"int8 takes a BLAST structure, got {structure}")
     device = torch.device(device)
+    if device.type == "cuda" and device.index is None and torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
     op = "blast_int8" if int8 else structure.kind
     layer = f"{structure}{' in int8' if int8 else ''} {in_features} -> {out_features}"
     if runs_on_triton(backend, device, dtype):

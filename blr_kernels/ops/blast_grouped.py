@@ -65,7 +65,10 @@ def _run(
     call = call_of("blast", rows, left[0])
     y = out.view(left.shape[0], call.tokens, call.out_features)
     factors = left.contiguous(), coupling.contiguous(), right.contiguous()
-    if call.tokens > GROUPED_TOKENS:
+    from blr_kernels.ops import few_paths
+
+    few = not few_paths.FEW_BLAST.why_not(call)
+    if call.tokens > GROUPED_TOKENS or (not few and few_paths.SMALL_BLAST.why_not(call)):
         choice = choose(call, True)
         for k in range(left.shape[0]):
             of_layer = tuple(factor[k] for factor in factors)
@@ -73,17 +76,15 @@ def _run(
             execute(choice.path, call, rows, of_layer, of_bias, activation, y[k], choice.config)
         return out
 
-    from blr_kernels.ops import few_paths
-
     groups = left.shape[0]
     by_group = None if bias is None else bias.contiguous()
     with torch.cuda.device_of(x):
-        if few_paths.FEW_BLAST.why_not(call):
-            config = few_paths.small_config(call, groups)
-            few_paths.run_small(call, rows, factors, by_group, activation, y, config)
-        else:
+        if few:
             config = few_paths.few_config(call, groups)
             few_paths.run_few(call, rows, factors, by_group, activation, y, config)
+        else:
+            config = few_paths.small_config(call, groups)
+            few_paths.run_small(call, rows, factors, by_group, activation, y, config)
     return out
 
 

@@ -227,7 +227,7 @@ def _multiply(
             if HAS_BIAS:
                 bias = gl.load(bias_ptr + at, mask=at < BLOCKS * Q, other=0.0)
                 piece = piece + gl.expand_dims(bias.to(gl.float32), 0)
-            piece = activate(piece, ACTIVATION)
+            piece = activate(piece, ACTIVATION, out_ptr.dtype.element_ty)
             gl.store(
                 gl.expand_dims(out_row, 1) + gl.expand_dims(at, 0),
                 piece.to(out_ptr.dtype.element_ty),

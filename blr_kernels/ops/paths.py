@@ -170,7 +170,7 @@ def _load(op: str, name: str, place: str) -> Path:
     module, _, attribute = place.rpartition(".")
     try:
         found = getattr(import_module(f"blr_kernels.ops.{module}"), attribute)
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         # An older triton lacks parts that one path needs and the others do not.
         reason = f"it cannot be imported ({error})"
 

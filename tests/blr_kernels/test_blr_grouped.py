@@ -316,3 +316,19 @@ def test_all_adaptive_norms_of_a_transformer(tokens: int) -> None:
         assert_close(y, x.double() @ layer.to_dense().double().T + layer.bias.double(), slack=2.0)
     again = group(x)
     assert all(torch.equal(a, b) for a, b in zip(together, again, strict=True))
+
+
+def test_a_copied_group_stacks_its_own_parameters() -> None:
+    """A deep copy's parameters are no views of the original's storage, compiled or not."""
+    layers = [BLRLinear.create(8, 12, Blast(2, 4)).requires_grad_(False) for _ in range(2)]
+    group = BLRGroup(layers)
+    x = torch.randn(3, 8)
+    group(x)
+    twin = copy.deepcopy(group)
+    for layer in twin.layers:
+        for parameter in layer.parameters():
+            parameter.zero_()
+    compiled = torch.compile(twin, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        assert all(torch.count_nonzero(y) == 0 for y in compiled(x))
+        assert all(torch.count_nonzero(y) > 0 for y in group(x))
