@@ -107,8 +107,13 @@ def _compile_ahead(arguments: Sequence[str], jobs: int) -> None:
         )
         for part in range(jobs)
     ]
-    for process in started:
-        process.wait()
+    for part, process in enumerate(started):
+        if code := process.wait():
+            print(
+                f"warning: part {part} of the compilation ended with {code}; what it left is "
+                f"compiled while measuring",
+                file=sys.stderr,
+            )
 
 
 def _part_of(cases: list[Case], part: str) -> list[Case]:

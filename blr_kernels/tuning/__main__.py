@@ -154,8 +154,13 @@ def _compile(arguments: Sequence[str], jobs: int) -> None:
         subprocess.Popen([*command, "--jobs", str(jobs), "--part", str(part)])
         for part in range(jobs)
     ]
-    for process in running:
-        process.wait()
+    for part, process in enumerate(running):
+        if code := process.wait():
+            print(
+                f"warning: part {part} of the compilation ended with {code}; what it left is "
+                f"compiled while tuning",
+                file=sys.stderr,
+            )
 
 
 def _print_trial(trial: Trial, mark: str = " ") -> None:
