@@ -139,9 +139,9 @@ def _other_warps(warps: int) -> int:
     return 8 if warps <= 4 else 4
 
 
-def few_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
+def few_candidates(call: Call) -> list[dict[str, int]]:
     """The default and what differs from it in one part."""
-    default = few_config(call, groups)
+    default = few_config(call)
 
     def variants() -> Iterator[dict[str, int]]:
         yield {}
@@ -158,7 +158,7 @@ def few_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
         if not default["product_dot"]:
             yield {"product_inner": _piece(call.rank, default["product_rows"], 4)}
         if call.tokens <= MAX_TOKENS:
-            yield _product_sizes(call, groups, not default["product_dot"])
+            yield _product_sizes(call, 1, not default["product_dot"])
 
     return _distinct(default, variants())
 
@@ -398,15 +398,15 @@ def _small_product(call: Call, groups: int, mixing: bool) -> dict[str, int]:
     }
 
 
-def small_candidates(call: Call, groups: int = 1) -> list[dict[str, int]]:
+def small_candidates(call: Call) -> list[dict[str, int]]:
     """The default and what differs from it in one part, or in the kernel that mixes."""
-    default = small_config(call, groups)
+    default = small_config(call)
     mixing = bool(default["mix_in_product"])
 
     def variants() -> Iterator[dict[str, int]]:
         yield {}
         if call.blocks <= 4 and call.rank <= 256:
-            other = _small_sizes(call, groups, not mixing)
+            other = _small_sizes(call, 1, not mixing)
             if mixing:
                 yield other
             else:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
-from triton.experimental.gluon.language import NVMMASharedLayout, bfloat16
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from blr_kernels.ops.alignment import is_aligned
+from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor, unsupported
 from blr_kernels.ops.hopper_mix import hopper_mix_kernel
 from blr_kernels.ops.hopper_product import hopper_product_kernel
 from blr_kernels.ops.paths import Call, Config, Path
@@ -17,13 +16,8 @@ from blr_kernels.reference import Activation
 TILE = 64
 """Tokens and rank of a tile of the first kernel."""
 
-_WARPS = 4
-# Registers a thread may hold where the kernel starts: 65,536 over the 12 warps that it takes with
-# its producer. The warp groups then hand theirs to each other.
-_START_REGISTERS = 168
-_BARRIER_BYTES = 1024
-_ALIGNMENT = 16
 _MAX_STAGES = 12
+_UNROLL = 3  # products in a row that the tensor cores compute without a pause
 _MANY_TOKENS = 1024
 _ENOUGH_TOKENS = 512
 # Up to so many accumulators of 64 tokens fit a consumer's registers; more must be of 32.
@@ -51,7 +45,7 @@ def _mix_bytes(call: Call, config: Config) -> int:
     x_tiles = call.blocks * -(-call.p // block_k) if config["mix_resident"] else stages
     rows = x_tiles * TILE + stages * _tile_rank(config)
     scales = stages * config["mix_outputs"] * _tile_rank(config)
-    return (rows * block_k + scales) * call.itemsize + _BARRIER_BYTES
+    return (rows * block_k + scales) * call.itemsize + BARRIER_BYTES
 
 
 def _product_bytes(call: Call, config: Config) -> int:
@@ -59,22 +53,21 @@ def _product_bytes(call: Call, config: Config) -> int:
     block_k = config["product_inner"]
     slab = config["product_columns"] * _ceil(call.rank, block_k)
     ring = config["product_stages"] * config["product_tokens"] * block_k
-    return (slab + ring) * call.itemsize + _BARRIER_BYTES
+    return (slab + ring) * call.itemsize + BARRIER_BYTES
 
 
-def _mix_config(call: Call, tokens: int, *, outputs: int, unroll: int = 3) -> dict[str, int] | None:
+def _mix_config(call: Call, tokens: int, *, outputs: int) -> dict[str, int] | None:
     """The first kernel's part of a config, None if shared memory does not hold its stages.
 
     Args:
         tokens: that it walks at once.
         outputs: output blocks that a program accumulates.
-        unroll: products in a row that the tensor cores compute without a pause.
     """
     split = int(outputs <= _WIDE_ACCUMULATORS and call.rank > TILE and tokens > _MANY_TOKENS)
     config = {
         "mix_outputs": outputs,
         "mix_split": split,
-        "mix_unroll": min(unroll, call.blocks),
+        "mix_unroll": min(_UNROLL, call.blocks),
         "mix_resident": 1,
         "mix_tiles": 1,
         "mix_stages": 8,
@@ -184,23 +177,14 @@ def _default_config(call: Call) -> Config:
 
 
 def _why_not(call: Call) -> str:
-    if call.device.capability != (9, 0):
-        major, minor = call.device.capability
-        return f"wgmma needs compute capability 9.0, got {major}.{minor}"
-    if call.dtype not in (torch.float16, torch.bfloat16):
-        return f"it takes float16 and bfloat16, got {str(call.dtype).removeprefix('torch.')}"
+    if reason := unsupported(call):
+        return reason
     for name, size, step in (("p", call.p, 8), ("rank", call.rank, 8), ("q", call.q, TILE)):
         if size % step:
             return f"it needs {name} to be a multiple of {step}, got {size}"
     if not _configs(call):
         return f"rank {call.rank} is too large for a slab of the weight in shared memory"
     return ""
-
-
-def _descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
-    # The layout depends on the width of an element alone.
-    layout = NVMMASharedLayout.get_default_for(block, bfloat16)
-    return TensorDescriptor.from_tensor(tensor, block, layout)
 
 
 def _regrouped(weight: Tensor) -> Tensor:
@@ -233,8 +217,8 @@ def launch_mix(
         triton.cdiv(blocks, outputs),
     )
     hopper_mix_kernel[grid](
-        _descriptor(x, [TILE if split else TILE // 2, block_k]),
-        _descriptor(right.view(blocks * rank, call.p), [TILE, block_k]),
+        descriptor(x, [TILE if split else TILE // 2, block_k]),
+        descriptor(right.view(blocks * rank, call.p), [TILE, block_k]),
         z,
         coupling,
         z_block,
@@ -249,9 +233,7 @@ def launch_mix(
         RESIDENT=bool(config["mix_resident"]),
         SPLIT_RANK=split,
         LATE_WAIT=late,
-        num_warps=_WARPS,
-        maxnreg=_START_REGISTERS,
-        launch_pdl=True,
+        **OPTIONS,
     )
 
 
@@ -279,12 +261,13 @@ def launch_product(
     block_n = 1 << (columns.bit_length() - 1)
     rest = columns - block_n
     weight = _regrouped(left.view(blocks * call.q, rank))
+    slab = descriptor(weight, [block_n // 32, 4, 4, 2, block_k])
     slabs = call.q // columns
     groups = min(triton.cdiv(out.shape[0], tile_tokens) * blocks, max(1, call.device.sms // slabs))
     hopper_product_kernel[(groups * slabs,)](
-        _descriptor(z.view(blocks * rank, z_block), [block_k, tile_tokens]),
-        _descriptor(weight, [block_n // 32, 4, 4, 2, block_k]),
-        _descriptor(weight, [(rest or block_n) // 32, 4, 4, 2, block_k]),
+        descriptor(z.view(blocks * rank, z_block), [block_k, tile_tokens]),
+        slab,
+        descriptor(weight, [rest // 32, 4, 4, 2, block_k]) if rest else slab,
         out,
         bias,
         out.shape[0],
@@ -299,15 +282,8 @@ def launch_product(
         REST=rest,
         BLOCK_K=block_k,
         STAGES=config["product_stages"],
-        num_warps=_WARPS,
-        maxnreg=_START_REGISTERS,
-        launch_pdl=True,
+        **OPTIONS,
     )
-
-
-def _aligned(tensor: Tensor) -> bool:
-    """Whether TMA, which reads by 16 bytes, can start where ``tensor`` does."""
-    return tensor.data_ptr() % _ALIGNMENT == 0
 
 
 def _run(
@@ -319,10 +295,10 @@ def _run(
     out: Tensor,
     config: Config,
 ) -> None:
-    left, coupling, right = (factor if _aligned(factor) else factor.clone() for factor in factors)
+    left, coupling, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
     chunk = _chunk(call, config)
     rows = None
-    if not (_aligned(x) and x.stride(0) * x.element_size() % _ALIGNMENT == 0):
+    if not is_aligned(x):
         # What is copied counts as scratch too.
         share = SCRATCH_BYTES // (_bytes_per_token(call) + call.in_features * call.itemsize)
         chunk = min(chunk, max(TILE, (share - 2 * TILE) // TILE * TILE))

@@ -11,7 +11,6 @@ order of Monarch costs nothing.
 
 from __future__ import annotations
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -24,9 +23,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from blr_kernels.ops.alignment import is_aligned
 from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
+from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor, unsupported
 from blr_kernels.ops.hopper_product import activate
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_config import SCRATCH_BYTES
@@ -341,19 +341,13 @@ def hopper_monarch_kernel(
     )
 
 
-_WARPS = 4
-_START_REGISTERS = 168  # see hopper_blast
-_ALIGNMENT = 16
 _MANY_TOKENS = 1024
-_SHARED_BYTES = 24 * TILE.value * TILE.value * 2 + 1024
+_SHARED_BYTES = 24 * TILE.value * TILE.value * 2 + BARRIER_BYTES
 
 
 def _why_not(call: Call) -> str:
-    if call.device.capability != (9, 0):
-        major, minor = call.device.capability
-        return f"wgmma needs compute capability 9.0, got {major}.{minor}"
-    if call.dtype not in (torch.float16, torch.bfloat16):
-        return f"it takes float16 and bfloat16, got {str(call.dtype).removeprefix('torch.')}"
+    if reason := unsupported(call):
+        return reason
     if (call.blocks, call.inner) != (BLOCKS.value, INNER.value):
         return f"it takes 4 blocks of rank 128, got {call.blocks} of rank {call.rank}"
     if call.p % 8:
@@ -385,17 +379,6 @@ def _candidates(call: Call) -> list[Config]:
     return found
 
 
-def _descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
-    # The layout depends on the width of an element alone.
-    layout = gl.NVMMASharedLayout.get_default_for(block, gl.bfloat16)
-    return TensorDescriptor.from_tensor(tensor, block, layout)
-
-
-def _aligned(tensor: Tensor) -> bool:
-    """Whether TMA, which reads by 16 bytes, can start where ``tensor`` does."""
-    return tensor.data_ptr() % _ALIGNMENT == 0
-
-
 def _run(
     call: Call,
     x: Tensor,
@@ -405,14 +388,14 @@ def _run(
     out: Tensor,
     config: Config,
 ) -> None:
-    left, right = (factor if _aligned(factor) else factor.clone() for factor in factors)
+    left, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
     # Row k*r + 4j + l of right, as (l, 32k + j).
     by_output = right.view(call.rank, call.blocks, call.p).transpose(0, 1)
     rows = config["rows"]
     all_tiles = triton.cdiv(call.q, rows)
     tiles = min(config["tiles"], all_tiles)
     chunk, copied = call.tokens, None
-    if not (_aligned(x) and x.stride(0) * x.element_size() % _ALIGNMENT == 0):
+    if not is_aligned(x):
         most = SCRATCH_BYTES // (call.in_features * call.itemsize) // TILE.value * TILE.value
         chunk = min(chunk, max(TILE.value, most))
         copied = x.new_empty((chunk, call.in_features))
@@ -421,9 +404,9 @@ def _run(
         part = x[start:stop] if copied is None else copied[: stop - start].copy_(x[start:stop])
         grid = triton.cdiv(stop - start, TILE.value) * triton.cdiv(all_tiles, tiles)
         hopper_monarch_kernel[(grid,)](
-            _descriptor(part, [TILE.value, TILE.value]),
-            _descriptor(by_output, [2, INNER.value, TILE.value]),
-            _descriptor(left, [TILE.value // rows, rows, TILE.value]),
+            descriptor(part, [TILE.value, TILE.value]),
+            descriptor(by_output, [2, INNER.value, TILE.value]),
+            descriptor(left, [TILE.value // rows, rows, TILE.value]),
             out[start:stop],
             bias,
             stop - start,
@@ -433,9 +416,7 @@ def _run(
             TILES=tiles,
             HAS_BIAS=bias is not None,
             ACTIVATION=activation or "none",
-            num_warps=_WARPS,
-            maxnreg=_START_REGISTERS,
-            launch_pdl=True,
+            **OPTIONS,
         )
 
 

@@ -16,6 +16,7 @@ from blr_kernels.ops.backend import TRITON_DTYPES
 from blr_kernels.ops.int8 import LEAST as _LEAST
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_config import accumulators, smaller_chunks, tokens_per_chunk
+from blr_kernels.ops.triton_dependent import is_dependent, launch_options
 from blr_kernels.ops.triton_product import activate
 from blr_kernels.reference import Activation
 
@@ -23,9 +24,6 @@ LEAST = tl.constexpr(_LEAST)
 
 _LARGE_TOKENS = 1024
 _SMALL_TOKENS = 16
-_DEPENDENT = (9, 0)
-"""Least compute capability whose kernels may start before the one ahead has ended."""
-
 _EARLY_TOKENS = 4096
 """Tokens from which such a start gains; at 512 waiting inside costs more."""
 
@@ -290,7 +288,7 @@ def default_config(call: Call) -> Config:
         "product_rows": product_rows,
         "product_warps": 4,
         "product_stages": max(1, min(4, shared // out_stage)),
-        "early": int(call.device.capability >= _DEPENDENT and call.tokens >= _EARLY_TOKENS),
+        "early": int(is_dependent(call.device) and call.tokens >= _EARLY_TOKENS),
         "chunk": 0,
     }
 
@@ -314,7 +312,7 @@ def candidates(call: Call) -> list[Config]:
             continue
         product = {"product_rows": rows, "product_tokens": tokens, "product_warps": warps}
         found.append({**default, **product, "product_stages": min(4, shared // stage)})
-    if call.device.capability >= _DEPENDENT:
+    if is_dependent(call.device):
         found.append({**default, "early": 1 - default["early"]})
     per_token = bytes_per_token(call, default)
     for chunk in smaller_chunks(call.tokens, per_token, call.device.l2_bytes)[:1]:
@@ -397,7 +395,7 @@ def launch_mix(
         EARLY=bool(config["early"]),
         num_warps=config["mix_warps"],
         num_stages=config["mix_stages"],
-        **_dependent(config),
+        **launch_options(bool(config["early"])),
     )
 
 
@@ -440,7 +438,7 @@ def launch_product(
         EARLY=bool(config["early"]),
         num_warps=config["product_warps"],
         num_stages=config["product_stages"],
-        **_dependent(config),
+        **launch_options(bool(config["early"])),
     )
 
 
@@ -468,11 +466,6 @@ def run(
 
 def _tiles_and_groups(call: Call, config: Config) -> tuple[int, int]:
     return -(-call.rank // config["mix_rows"]), -(-call.blocks // config["mix_outputs"])
-
-
-def _dependent(config: Config) -> dict[str, bool]:
-    """The option of a launch that may begin while the kernel before it still runs."""
-    return {"launch_pdl": True} if config["early"] else {}
 
 
 PATH = Path("triton", "blast_int8", why_not, default_config, candidates, run, separable=True)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blr_kernels.ops.alignment import TMA_ALIGNMENT
+
 if TYPE_CHECKING:
     from blr_kernels.ops.paths import Call, Config
 
@@ -21,7 +23,6 @@ MOST_CANDIDATES = 12
 MOST_UNROLLED = 32
 """Products that a fused kernel's source may unroll to; more only bloats it."""
 
-_TMA_ALIGNMENT = 16
 _FEW_TOKENS = 1024
 _FUSED_BLOCKS = (2, 4)  # the hidden values of 8 never fit the registers of a program
 _SPARE_BYTES = 1024
@@ -80,7 +81,7 @@ def tma_fits(call: Call) -> bool:
     strides = (call.in_features, call.p, call.rank)
     return (
         is_hopper(call)
-        and all(stride * call.itemsize % _TMA_ALIGNMENT == 0 for stride in strides)
+        and all(stride * call.itemsize % TMA_ALIGNMENT == 0 for stride in strides)
         and call.p % 16 == 0
         and call.inner % 16 == 0
     )

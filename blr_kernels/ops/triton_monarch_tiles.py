@@ -15,17 +15,6 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from blr_kernels.ops.triton_dependent import fetch
 from blr_kernels.ops.triton_product import activate
 
-TMA_ALIGNMENT = 16
-"""Bytes to which the copy engine wants addresses and row strides aligned."""
-
-
-def is_aligned(*tensors: Tensor) -> bool:
-    """Whether the copy engine may read these: base and row stride of each."""
-    return all(
-        t.data_ptr() % TMA_ALIGNMENT == 0 and t.stride(-2) * t.element_size() % TMA_ALIGNMENT == 0
-        for t in tensors
-    )
-
 
 def matrix_descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
     """A descriptor of ``matrix (n, m)`` for tiles ``(rows, columns)``."""

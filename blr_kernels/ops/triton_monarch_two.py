@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from blr_kernels.ops import triton_monarch_config as config_of
+from blr_kernels.ops.alignment import is_aligned
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_config import tokens_per_chunk
 from blr_kernels.ops.triton_dependent import (
@@ -21,7 +22,6 @@ from blr_kernels.ops.triton_dependent import (
 )
 from blr_kernels.ops.triton_monarch_tiles import (
     fetch_share,
-    is_aligned,
     load_right,
     load_tile,
     matrix_descriptor,
