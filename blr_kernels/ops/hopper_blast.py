@@ -121,21 +121,28 @@ def _bytes_per_token(call: Call) -> int:
     return call.blocks * call.rank * call.itemsize
 
 
-def _chunk(call: Call, config: Config) -> int:
-    """Tokens walked at once: multiples of a tile whose padded intermediate the scratch holds."""
-    most = SCRATCH_BYTES // _bytes_per_token(call) - 2 * TILE
-    return tokens_per_chunk(
-        call.tokens, _bytes_per_token(call), max(TILE, min(config["chunk"] or most, most))
-    )
+def _chunk(call: Call, config: Config, *, copied: bool = False) -> int:
+    """Tokens walked at once: those whose intermediate, in whole tiles, the scratch holds.
+
+    Args:
+        call, config: as anywhere.
+        copied: whether the scratch has to hold their rows of x too.
+    """
+    per_token = _bytes_per_token(call) + copied * call.in_features * call.itemsize
+    most = max(TILE, SCRATCH_BYTES // per_token // TILE * TILE)
+    return tokens_per_chunk(call.tokens, per_token, min(config["chunk"] or most, most))
 
 
-def _z_block(chunk: int) -> int:
-    """Tokens of the intermediate for ``chunk`` tokens: whole tiles, and an odd number of them.
+def _z_block(call: Call, chunk: int, *, copied: bool = False) -> int:
+    """Tokens of the intermediate for ``chunk`` tokens: whole tiles, and if the scratch holds one
+    more an odd number of them.
 
     Rows that lie a power of two apart would share few of the cache's sets.
     """
+    room = SCRATCH_BYTES - copied * chunk * call.in_features * call.itemsize
     tiles = -(-chunk // TILE)
-    return (tiles + 1 - tiles % 2) * TILE
+    odd = tiles + 1 - tiles % 2
+    return (odd if odd * TILE * _bytes_per_token(call) <= room else tiles) * TILE
 
 
 def _configs(call: Call) -> list[Config]:
@@ -296,14 +303,10 @@ def _run(
     config: Config,
 ) -> None:
     left, coupling, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
-    chunk = _chunk(call, config)
-    rows = None
-    if not is_aligned(x):
-        # What is copied counts as scratch too.
-        share = SCRATCH_BYTES // (_bytes_per_token(call) + call.in_features * call.itemsize)
-        chunk = min(chunk, max(TILE, (share - 2 * TILE) // TILE * TILE))
-        rows = x.new_empty((chunk, call.in_features))
-    z = x.new_empty((call.blocks, call.rank, _z_block(chunk)))
+    copied = not is_aligned(x)
+    chunk = _chunk(call, config, copied=copied)
+    rows = x.new_empty((chunk, call.in_features)) if copied else None
+    z = x.new_empty((call.blocks, call.rank, _z_block(call, chunk, copied=copied)))
     for start in range(0, call.tokens, chunk):
         stop = min(start + chunk, call.tokens)
         part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])

@@ -253,13 +253,33 @@ def test_configs() -> None:
             assert 1 <= config["mix_tiles"] <= tiles
             # Rank and output blocks are dealt only where that fills the device once.
             chunk = hopper_blast._chunk(call, config)
-            per_token = call.blocks * call.rank * call.itemsize
-            assert hopper_blast._z_block(chunk) * per_token <= SCRATCH_BYTES
-            assert chunk <= hopper_blast._z_block(chunk) <= chunk + 127
+            assert chunk <= hopper_blast._z_block(call, chunk) <= chunk + 127
             shares = -(-tiles // config["mix_tiles"])
             groups = -(-call.blocks // config["mix_outputs"])
             dealt = shares > 1 or config["mix_outputs"] < accumulators(call.blocks)
             assert not dealt or -(-chunk // 64) * shares * groups <= call.device.sms
+
+
+def test_chunks_are_as_few_as_the_scratch_allows() -> None:
+    """Llama-7B's attention at 4,096 tokens fills it twice, to the last byte."""
+    from blr_kernels.ops.hopper_blast import _chunk, _z_block
+
+    call = Call("blast", 4096, 4096, 4096, 16, 1024, torch.bfloat16, H200)
+    assert _chunk(call, {"chunk": 0}) == _z_block(call, 2048) == 2048
+    assert _z_block(call, 1408) == 1408 + 64
+    for copied in (False, True):
+        for call in all_calls():
+            z_bytes = call.blocks * call.rank * call.itemsize
+            x_bytes = copied * call.in_features * call.itemsize
+            most = SCRATCH_BYTES // (z_bytes + x_bytes)
+            for limit in (0, 4096):
+                chunk = _chunk(call, {"chunk": limit}, copied=copied)
+                z_block = _z_block(call, chunk, copied=copied)
+                assert z_block % 64 == 0
+                assert chunk <= z_block < chunk + 128
+                assert z_block * z_bytes + chunk * x_bytes <= SCRATCH_BYTES
+                whole = min(most, limit or most) // 128 * 128
+                assert -(-call.tokens // chunk) <= -(-call.tokens // whole)
 
 
 @pytest.mark.parametrize("tokens", [64, 1000, 16_384])
