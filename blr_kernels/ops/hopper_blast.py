@@ -147,8 +147,7 @@ def _z_block(call: Call, chunk: int, *, copied: bool = False) -> int:
 
 def _configs(call: Call) -> list[Config]:
     """Configs worth timing, the likely best first; none where shared memory is too small."""
-    # Without a remainder where there is a choice: what a step reads beyond the rank, of the next
-    # block, is multiplied by zero, which an infinite value survives.
+    # A step that reaches beyond the rank multiplies zeros.
     inner = 128 if call.rank % 128 == 0 else TILE
     shapes = [(256, 64), (128, 64), (192, 64), (64, 128)]
     if call.tokens <= _MANY_TOKENS:
@@ -261,7 +260,7 @@ def launch_product(
         bias: ``(b*q)`` or None.
         out: written; ``(tokens, b*q)``, contiguous.
     """
-    blocks, rank, z_block = z.shape
+    blocks, rank, _ = z.shape
     columns, tile_tokens = config["product_columns"], config["product_tokens"]
     block_k = config["product_inner"]
     # 192 columns are 128 and 64 more: the sizes of a tensor are powers of two.
@@ -272,7 +271,7 @@ def launch_product(
     slabs = call.q // columns
     groups = min(triton.cdiv(out.shape[0], tile_tokens) * blocks, max(1, call.device.sms // slabs))
     hopper_product_kernel[(groups * slabs,)](
-        descriptor(z.view(blocks * rank, z_block), [block_k, tile_tokens]),
+        descriptor(z, [1, block_k, tile_tokens]),
         slab,
         descriptor(weight, [rest // 32, 4, 4, 2, block_k]) if rest else slab,
         out,

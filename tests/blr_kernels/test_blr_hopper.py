@@ -470,6 +470,30 @@ def test_nan_stays_in_its_token_and_bits_repeat(layer: str) -> None:
 
 
 @on_hopper
+@pytest.mark.parametrize("tokens", [197, 5000])
+def test_infinity_stays_in_its_block(tokens: int) -> None:
+    """A rank of 40 is loaded in steps of 64, which must not reach into the next block's values."""
+    x, (left, coupling, right), bias = draw("odd rank", tokens, torch.float16)
+    block, spoilt = 4, tokens - 1
+    coupling[block] *= 4096  # at first still finite
+    factors = left, coupling, right
+    by_block = (tokens, 9, -1)
+    others = torch.arange(9, device="cuda") != block
+    path = find_path("blast", "hopper")
+    for config in path.candidates(call_of("odd rank", tokens, torch.float16)):
+        clean = hopper(x, factors, bias, config=config)
+        assert clean.isfinite().all()
+        large = x.clone()
+        large[spoilt] *= 1024
+        y = hopper(large, factors, bias, config=config)
+        assert torch.equal(y[:spoilt], clean[:spoilt])
+        row = y.view(by_block)[spoilt]
+        right_row = wanted(large[spoilt:], factors, bias, None).view(9, -1)
+        assert not row[block].isfinite().any()
+        assert_close(row[others], right_row[others])
+
+
+@on_hopper
 @pytest.mark.parametrize("layer", ["DiT qkv", "ViT fc2", "odd rank"])
 def test_any_strides_and_addresses(layer: str) -> None:
     """Rows apart by more than their length, by no multiple of 16 bytes, or all the same one."""
