@@ -17,6 +17,8 @@ TILE = 64
 """Tokens and rank of a tile of the first kernel."""
 
 _MAX_STAGES = 12
+# A stage of the product is free again once two more are multiplied.
+_MIN_STAGES = 3
 _UNROLL = 3  # products in a row that the tensor cores compute without a pause
 _MANY_TOKENS = 1024
 _ENOUGH_TOKENS = 512
@@ -110,7 +112,7 @@ def _product_config(call: Call, *, columns: int, tokens: int, inner: int) -> dic
         "product_inner": inner,
         "product_stages": _MAX_STAGES,
     }
-    while config["product_stages"] >= 2:
+    while config["product_stages"] >= _MIN_STAGES:
         if _product_bytes(call, config) <= call.device.shared_bytes:
             return config
         config["product_stages"] -= 1
