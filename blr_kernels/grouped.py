@@ -1,4 +1,4 @@
-"""Layers with the same input, computed together."""
+"""BLAST layers with the same input, computed together."""
 
 from __future__ import annotations
 

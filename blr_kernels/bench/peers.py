@@ -16,6 +16,8 @@ from types import ModuleType
 
 from torch import Tensor
 
+from blr_kernels.ops.triton_config import power_of_two
+
 Prepare = Callable[..., tuple[Tensor, ...]]
 
 _WARM_MS, _TIMED_MS = 2, 10  # for each config of theirs; by default it would be 25 and 100
@@ -48,10 +50,6 @@ FUNCTIONS: dict[str, dict[str, tuple[str, Prepare]]] = {
 }
 
 
-def _next_power_of_2(size: int) -> int:
-    return 1 << max(size - 1, 0).bit_length()
-
-
 def _shorten_tuning(module: ModuleType) -> None:
     """Times each of their configs once, and for a shorter while than by default."""
     from triton.runtime.autotuner import Autotuner
@@ -74,7 +72,7 @@ def _shorten_tuning(module: ModuleType) -> None:
 def _load(folder: Path, name: str) -> ModuleType:
     # Their module takes one function from a "utils" that imports packages no kernel needs.
     stand_in = ModuleType("utils")
-    stand_in.next_power_of_2 = _next_power_of_2  # type: ignore[attr-defined]
+    stand_in.next_power_of_2 = power_of_two  # type: ignore[attr-defined]
     before = sys.modules.get("utils")
     sys.modules["utils"] = stand_in
     sys.path.insert(0, str(folder))

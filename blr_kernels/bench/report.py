@@ -8,6 +8,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 
+def significant(value: float, digits: int = 4) -> float:
+    """``value`` rounded to so many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
 @dataclass(frozen=True)
 class Row:
     """One implementation of one layer at one number of tokens.

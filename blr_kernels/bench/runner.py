@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blr_kernels.bench.cases import Case
 from blr_kernels.bench.operands import Operands, draw, errors, expected, set_count
-from blr_kernels.bench.report import Report, Row
+from blr_kernels.bench.report import Report, Row, significant
 from blr_kernels.bench.timing import time_calls
 from blr_kernels.bench.variants import Run, Variant, variants
 from blr_kernels.roofline import H200_BF16, Device
@@ -81,10 +81,6 @@ def new_report(device: torch.device, method: str, commit_name: str | None = None
     )
 
 
-def _digits(value: float, digits: int = 4) -> float:
-    return float(f"{value:.{digits}g}")
-
-
 def _scratch(run: Run, operands: Operands) -> int:
     """Peak bytes asked for during a call, above its input and output."""
     key = "requested_bytes.all"
@@ -119,13 +115,13 @@ def _measure(
                 return lambda: run(operands)
 
             timing = time_calls([first, *(other(operands) for operands in sets[1:])], replays)
-            found["median_us"] = _digits(timing.median_us)
-            found["p10_us"] = _digits(timing.p10_us)
-            found["p90_us"] = _digits(timing.p90_us)
+            found["median_us"] = significant(timing.median_us)
+            found["p10_us"] = significant(timing.p10_us)
+            found["p90_us"] = significant(timing.p90_us)
     if variant.bias:
         right = [y + bias for y, bias in zip(right, sets[0].biases, strict=True)]
     rms, largest = errors(last, right)
-    return {**found, "rms": _digits(rms, 3), "max": _digits(largest, 3)}
+    return {**found, "rms": significant(rms, 3), "max": significant(largest, 3)}
 
 
 def _fastest(rows: list[Row]) -> list[Row]:
@@ -197,9 +193,9 @@ def measure_case(
         else:
             if bounded is not None:
                 bound = cost.seconds(bounded) * 1e6
-                found["bound_us"] = _digits(bound)
+                found["bound_us"] = significant(bound)
                 if "median_us" in found:
-                    found["percent_of_bound"] = _digits(100 * bound / found["median_us"], 3)
+                    found["percent_of_bound"] = significant(100 * bound / found["median_us"], 3)
             row = Row(**facts, **found)
         if variant.impl == "ref":
             refs.append(row)

@@ -141,7 +141,7 @@ def _path(path: ops_paths.Path, call: Call) -> Callable[[list[Operands]], Run]:
 
 
 def _tuned(path: ops_paths.Path, call: Call) -> Config | None:
-    """The path's own config that was tuned at the nearest number of tokens; None if none was."""
+    """The path's own config of the nearest entry that timed it; None if none is near enough."""
     keys = path.default_config(call).keys()
     for _, entry in lookup.nearest(call):
         timed = entry.paths.get(path.name)

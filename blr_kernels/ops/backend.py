@@ -165,6 +165,9 @@ def explain(
 ) -> Explanation:
     """Says what a layer of this size runs on, and why something else does not.
 
+    It speaks of a call of one layer. A grouped launch (``blast_linear_grouped``) has sizes of its
+    own, which are computed and never tuned.
+
     Args:
         structure, in_features, out_features: of the layer.
         dtype, device: of its input and factors.

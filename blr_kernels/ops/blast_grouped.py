@@ -129,7 +129,9 @@ def blast_linear_grouped(
 ) -> Tensor:
     """Multiplies one input by ``g`` BLAST weights of equal sizes.
 
-    On Triton that is one launch of each kernel for all of them, up to ``GROUPED_TOKENS`` tokens.
+    On Triton that is one launch of each kernel for all of them, up to ``GROUPED_TOKENS`` tokens and
+    64 blocks, with computed sizes: the tuner knows calls of one layer only. Beyond that each layer
+    is such a call, as tuned. There is no grouped low rank or Monarch.
 
     Args:
         x: ``(..., b*p)``, any strides.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from torch import Tensor
 
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_config import tokens_per_chunk
+from blr_kernels.ops.triton_config import power_of_two, tile_of, tokens_per_chunk
 from blr_kernels.ops.triton_dependent import is_dependent
 from blr_kernels.ops.triton_few import MAX_TOKENS, launch_few_mix, launch_few_product
 from blr_kernels.ops.triton_product import why_not
@@ -35,14 +35,9 @@ _VECTOR = 8
 """Elements of 2 bytes that a thread loads at once."""
 
 
-def _power(size: int) -> int:
-    """The smallest power of two that is at least ``size``."""
-    return 1 << (size - 1).bit_length()
-
-
 def _step(size: int, largest: int) -> int:
     """A power of two up to ``largest`` in which to walk ``size``: the widest that wastes little."""
-    step = min(_power(size), largest)
+    step = min(power_of_two(size), largest)
     while step > 64 and 8 * (-(-size // step) * step) > 9 * size:
         step //= 2
     return step
@@ -50,7 +45,7 @@ def _step(size: int, largest: int) -> int:
 
 def _piece(size: int, rows: int, warps: int) -> int:
     """Width in which to walk rows of ``size``: narrow, but a whole vector for every thread."""
-    return _step(size, max(_PIECE, _VECTOR * 32 * warps // _power(rows)))
+    return _step(size, max(_PIECE, _VECTOR * 32 * warps // power_of_two(rows)))
 
 
 # The path "few".
@@ -71,8 +66,8 @@ def _why_not_few(call: Call) -> str:
 
 def few_config(call: Call, groups: int = 1) -> dict[str, int]:
     """Launch sizes of the path "few" for ``groups`` layers at once."""
-    tokens = min(MAX_TOKENS, _power(call.tokens))
-    blocks = _power(call.blocks)
+    tokens = min(MAX_TOKENS, power_of_two(call.tokens))
+    blocks = power_of_two(call.blocks)
     programs = groups * -(-call.tokens // tokens)
     # The rank is spread over all multiprocessors; more rows than that share their loads of x.
     rows = 1
@@ -83,12 +78,12 @@ def few_config(call: Call, groups: int = 1) -> dict[str, int]:
     while warps < 8 and rows * blocks * call.p > held * 32 * warps:
         warps *= 2
     columns = _piece(call.p, rows * blocks, warps)
-    warps = max(1, min(warps, _power(rows * blocks * columns // (_VECTOR * 32))))
+    warps = max(1, min(warps, power_of_two(rows * blocks * columns // (_VECTOR * 32))))
     fit = max(1, held * 32 * warps // (rows * blocks * columns))
     return {
         "mix_rows": rows,
         "mix_columns": columns,
-        "mix_pieces": min(_power(fit), -(-call.p // columns)),
+        "mix_pieces": min(power_of_two(fit), -(-call.p // columns)),
         "mix_tokens": tokens,
         "mix_warps": warps,
         **_product_sizes(call, groups, call.tokens > MAX_TOKENS or _fills_often(call, groups)),
@@ -146,7 +141,7 @@ def few_candidates(call: Call) -> list[dict[str, int]]:
     def variants() -> Iterator[dict[str, int]]:
         yield {}
         for rows in (default["mix_rows"] // 2, default["mix_rows"] * 2):
-            if rows and rows * _power(call.blocks) <= 128:
+            if rows and rows * power_of_two(call.blocks) <= 128:
                 yield {"mix_rows": rows}
         yield {"mix_warps": _other_warps(default["mix_warps"])}
         if call.tokens > 1:
@@ -226,7 +221,7 @@ def run_few(
         out,
         rows=config["product_rows"],
         inner=config["product_inner"],
-        tokens=min(MAX_TOKENS, _power(call.tokens)),
+        tokens=min(MAX_TOKENS, power_of_two(call.tokens)),
         warps=config["product_warps"],
         dependent=dependent,
     )
@@ -275,11 +270,6 @@ def _why_not_small(call: Call) -> str:
     return ""
 
 
-def _tile(size: int, largest: int) -> int:
-    """The smallest power of two that holds ``size``, from 16 to ``largest``."""
-    return min(max(16, _power(size)), largest)
-
-
 def _programs(size: int, tile: int) -> int:
     return -(-size // tile)
 
@@ -307,7 +297,7 @@ def _mix_sizes(call: Call, groups: int) -> dict[str, int]:
     outputs = -(-call.blocks // -(-call.blocks // 9))
     # Without Hopper's products the operands take registers too, beside 9 accumulators.
     wide = half and call.device.capability >= (9, 0) and call.tokens > _ROW_TOKENS
-    rows, tokens = _tile(call.rank, 64 if wide else 32), _tile(call.tokens, 32)
+    rows, tokens = tile_of(call.rank, 64 if wide else 32), tile_of(call.tokens, 32)
 
     def starved() -> bool:
         shares = groups * -(-call.blocks // outputs)
@@ -323,7 +313,7 @@ def _mix_sizes(call: Call, groups: int) -> dict[str, int]:
         outputs = -(-outputs // 3)
     if rows > 16 and starved():
         rows = 16
-    inner = _tile(call.p, 128 if half else 32)
+    inner = tile_of(call.p, 128 if half else 32)
     unroll = max(1, min(2, -(-call.p // inner)))
     per_stage = (rows + tokens) * inner * unroll * call.itemsize
     turns = call.blocks * -(-call.p // (inner * unroll))
@@ -343,7 +333,7 @@ def _hidden_sizes(call: Call, groups: int) -> dict[str, int]:
     each = groups * call.blocks
     if each * _programs(call.rank, rows) * _programs(call.tokens, tokens) > 4 * call.device.sms:
         rows, tokens = 64, 64
-    inner = _tile(call.p, (256 if tokens == 16 else 128) if call.itemsize == 2 else 32)
+    inner = tile_of(call.p, (256 if tokens == 16 else 128) if call.itemsize == 2 else 32)
     per_stage = (rows + tokens) * inner * call.itemsize
     return {
         "mix_rows": rows,
@@ -375,16 +365,16 @@ def _small_product(call: Call, groups: int, mixing: bool) -> dict[str, int]:
         (
             tile
             for tile in tiles
-            if tile[0] <= max(32, _tile(call.tokens, 128))
+            if tile[0] <= max(32, tile_of(call.tokens, 128))
             and each * _programs(call.tokens, tile[0]) * _programs(call.q, tile[1]) >= enough
         ),
         tiles[-1],
     )
-    inner = _tile(call.rank, (128 if mixing else 64) if half else 32)
+    inner = tile_of(call.rank, (128 if mixing else 64) if half else 32)
     width = _programs(call.rank, inner) * inner
     if not half:
         tokens, rows = min(tokens, 64), min(rows, 64)
-    rows = min(rows, _tile(call.q, 128))
+    rows = min(rows, tile_of(call.q, 128))
     whole = (rows + tokens) * width * call.itemsize
     unroll = int(width <= 128 and whole <= call.device.shared_bytes)
     per_stage = (rows + tokens) * inner * call.itemsize
@@ -414,7 +404,7 @@ def small_candidates(call: Call) -> list[dict[str, int]]:
                 yield {**other, "product_tokens": 32, "product_rows": 128, "product_warps": 8}
         if not mixing:
             for rows, tokens in ((16, 16), (32, 16), (32, 32), (64, 32), (64, 64)):
-                if tokens <= _tile(call.tokens, 64) and (rows > 16 or call.tokens <= _ROW_TOKENS):
+                if tokens <= tile_of(call.tokens, 64) and (rows > 16 or call.tokens <= _ROW_TOKENS):
                     per_stage = (rows + tokens) * default["mix_inner"] * default["mix_unroll"]
                     per_stage *= call.itemsize
                     stages = _stages(per_stage, call.device.shared_bytes, default["mix_stages"])

@@ -17,6 +17,8 @@ TILE = 64
 """Tokens and rank of a tile of the first kernel."""
 
 _MAX_STAGES = 12
+# A stage of the product is free again once two more are multiplied.
+_MIN_STAGES = 3
 _UNROLL = 3  # products in a row that the tensor cores compute without a pause
 _MANY_TOKENS = 1024
 _ENOUGH_TOKENS = 512
@@ -110,7 +112,7 @@ def _product_config(call: Call, *, columns: int, tokens: int, inner: int) -> dic
         "product_inner": inner,
         "product_stages": _MAX_STAGES,
     }
-    while config["product_stages"] >= 2:
+    while config["product_stages"] >= _MIN_STAGES:
         if _product_bytes(call, config) <= call.device.shared_bytes:
             return config
         config["product_stages"] -= 1
@@ -121,27 +123,33 @@ def _bytes_per_token(call: Call) -> int:
     return call.blocks * call.rank * call.itemsize
 
 
-def _chunk(call: Call, config: Config) -> int:
-    """Tokens walked at once: multiples of a tile whose padded intermediate the scratch holds."""
-    most = SCRATCH_BYTES // _bytes_per_token(call) - 2 * TILE
-    return tokens_per_chunk(
-        call.tokens, _bytes_per_token(call), max(TILE, min(config["chunk"] or most, most))
-    )
+def _chunk(call: Call, config: Config, *, copied: bool = False) -> int:
+    """Tokens walked at once: those whose intermediate, in whole tiles, the scratch holds.
+
+    Args:
+        call, config: as anywhere.
+        copied: whether the scratch has to hold their rows of x too.
+    """
+    per_token = _bytes_per_token(call) + copied * call.in_features * call.itemsize
+    most = max(TILE, SCRATCH_BYTES // per_token // TILE * TILE)
+    return tokens_per_chunk(call.tokens, per_token, min(config["chunk"] or most, most))
 
 
-def _z_block(chunk: int) -> int:
-    """Tokens of the intermediate for ``chunk`` tokens: whole tiles, and an odd number of them.
+def _z_block(call: Call, chunk: int, *, copied: bool = False) -> int:
+    """Tokens of the intermediate for ``chunk`` tokens: whole tiles, and if the scratch holds one
+    more an odd number of them.
 
     Rows that lie a power of two apart would share few of the cache's sets.
     """
+    room = SCRATCH_BYTES - copied * chunk * call.in_features * call.itemsize
     tiles = -(-chunk // TILE)
-    return (tiles + 1 - tiles % 2) * TILE
+    odd = tiles + 1 - tiles % 2
+    return (odd if odd * TILE * _bytes_per_token(call) <= room else tiles) * TILE
 
 
 def _configs(call: Call) -> list[Config]:
     """Configs worth timing, the likely best first; none where shared memory is too small."""
-    # Without a remainder where there is a choice: what a step reads beyond the rank, of the next
-    # block, is multiplied by zero, which an infinite value survives.
+    # A step that reaches beyond the rank multiplies zeros.
     inner = 128 if call.rank % 128 == 0 else TILE
     shapes = [(256, 64), (128, 64), (192, 64), (64, 128)]
     if call.tokens <= _MANY_TOKENS:
@@ -254,7 +262,7 @@ def launch_product(
         bias: ``(b*q)`` or None.
         out: written; ``(tokens, b*q)``, contiguous.
     """
-    blocks, rank, z_block = z.shape
+    blocks, rank, _ = z.shape
     columns, tile_tokens = config["product_columns"], config["product_tokens"]
     block_k = config["product_inner"]
     # 192 columns are 128 and 64 more: the sizes of a tensor are powers of two.
@@ -265,7 +273,7 @@ def launch_product(
     slabs = call.q // columns
     groups = min(triton.cdiv(out.shape[0], tile_tokens) * blocks, max(1, call.device.sms // slabs))
     hopper_product_kernel[(groups * slabs,)](
-        descriptor(z.view(blocks * rank, z_block), [block_k, tile_tokens]),
+        descriptor(z, [1, block_k, tile_tokens]),
         slab,
         descriptor(weight, [rest // 32, 4, 4, 2, block_k]) if rest else slab,
         out,
@@ -296,14 +304,10 @@ def _run(
     config: Config,
 ) -> None:
     left, coupling, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
-    chunk = _chunk(call, config)
-    rows = None
-    if not is_aligned(x):
-        # What is copied counts as scratch too.
-        share = SCRATCH_BYTES // (_bytes_per_token(call) + call.in_features * call.itemsize)
-        chunk = min(chunk, max(TILE, (share - 2 * TILE) // TILE * TILE))
-        rows = x.new_empty((chunk, call.in_features))
-    z = x.new_empty((call.blocks, call.rank, _z_block(chunk)))
+    copied = not is_aligned(x)
+    chunk = _chunk(call, config, copied=copied)
+    rows = x.new_empty((chunk, call.in_features)) if copied else None
+    z = x.new_empty((call.blocks, call.rank, _z_block(call, chunk, copied=copied)))
     for start in range(0, call.tokens, chunk):
         stop = min(start + chunk, call.tokens)
         part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])

@@ -114,7 +114,7 @@ def _load(
             bar = ready.index(stage)
             mbarrier.expect(bar, BLOCK_T * BLOCK_K * item)
             tma.async_copy_global_to_shared(
-                a_desc, [batch * K + k * BLOCK_K, tile * BLOCK_T], bar, a_smem.index(stage)
+                a_desc, [batch, k * BLOCK_K, tile * BLOCK_T], bar, a_smem.index(stage)
             )
             stage += 1
             if stage == STAGES:
@@ -239,7 +239,7 @@ def _multiply(
             for k in gl.static_range(steps):
                 stage = (step + k) % STAGES
                 mbarrier.wait(ready.index(stage), ((step + k) // STAGES) & 1)
-                a = a_smem.index(stage).permute((1, 0))
+                a = a_smem.index(stage).reshape((BLOCK_K, BLOCK_T)).permute((1, 0))
                 w = w_smem.index(k).reshape((BLOCK_N, BLOCK_K)).permute((1, 0))
                 sums = warpgroup_mma(a, w, sums, is_async=True)
                 if REST > 0:
@@ -294,7 +294,8 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["tokens"])
 def hopper_product_kernel(
-    a_desc,  # (batch * K, a_block), blocks of (BLOCK_K, BLOCK_T); tokens as hopper_mix stores
+    a_desc,  # (batch, K, a_block), blocks of (1, BLOCK_K, BLOCK_T), zero beyond K; tokens as
+    # hopper_mix stores them
     w_desc,  # (batch * N / 32, 4, 4, 2, K), blocks of (BLOCK_N / 32, 4, 4, 2, BLOCK_K): row
     # 32g + 8c + 2n + e of the weight is at (g, n, c, e)
     w_rest_desc,  # the same in blocks of (REST / 32, 4, 4, 2, BLOCK_K); unused where REST is 0
@@ -330,7 +331,7 @@ def hopper_product_kernel(
     first = (group * units) // groups
     last = ((group + 1) * units) // groups
 
-    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_K, BLOCK_T], a_desc.layout)
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, 1, BLOCK_K, BLOCK_T], a_desc.layout)
     w_smem = gl.allocate_shared_memory(
         w_desc.dtype, [steps, BLOCK_N // GROUP_N, 4, 4, 2, BLOCK_K], w_desc.layout
     )

@@ -75,11 +75,12 @@ def mix_kernel(
     for _ in tl.static_range(1, ACCUMULATORS):
         accs = accs + (tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.float32),)  # noqa: RUF005
     for j in tl.range(0, BLOCKS):
+        block = tl.cast(j, tl.int64)
         product = tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.float32)
         for k in range(0, P, BLOCK_K):
             mask_k = offs_k < P - k
             right = tl.load(
-                right_tile + j * (RANK * P) + k,
+                right_tile + block * (RANK * P) + k,
                 mask=mask_r[:, None] & mask_k[None, :],
                 other=0.0,
             )
@@ -88,7 +89,7 @@ def mix_kernel(
         mixed = ()
         for i in tl.static_range(ACCUMULATORS):
             s = tl.load(
-                coupling_row + (i * BLOCKS + j) * RANK,
+                coupling_row + (i * BLOCKS + block) * RANK,
                 mask=mask_r & (first + i < BLOCKS),
                 other=0.0,
             )

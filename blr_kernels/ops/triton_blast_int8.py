@@ -15,7 +15,13 @@ from torch import Tensor
 from blr_kernels.ops.backend import TRITON_DTYPES
 from blr_kernels.ops.int8 import LEAST as _LEAST
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_config import accumulators, smaller_chunks, tokens_per_chunk
+from blr_kernels.ops.triton_config import (
+    accumulators,
+    power_of_two,
+    smaller_chunks,
+    tile_of,
+    tokens_per_chunk,
+)
 from blr_kernels.ops.triton_dependent import is_dependent, launch_options
 from blr_kernels.ops.triton_product import activate
 from blr_kernels.reference import Activation
@@ -124,11 +130,12 @@ def int8_mix_kernel(
     for _ in tl.static_range(1, ACCUMULATORS):
         accs = accs + (tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.float16),)  # noqa: RUF005
     for j in tl.range(0, BLOCKS):
+        block = tl.cast(j, tl.int64)
         product = tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.int32)
         for k in range(0, P, BLOCK_K):
             mask_k = offs_k < P - k
             right = tl.load(
-                right_tile + j * (RANK * P) + k,
+                right_tile + block * (RANK * P) + k,
                 mask=mask_r[:, None] & mask_k[None, :],
                 other=0,
             )
@@ -138,7 +145,7 @@ def int8_mix_kernel(
         mixed = ()
         for i in tl.static_range(ACCUMULATORS):
             s = tl.load(
-                coupling_row + (i * BLOCKS + j) * RANK,
+                coupling_row + (i * BLOCKS + block) * RANK,
                 mask=mask_r & (first + i < BLOCKS),
                 other=0.0,
             )
@@ -234,11 +241,7 @@ def fp16_shift(columns: int) -> int:
     The quotient is at most 2**15, so that a sum weighted by couplings that add up to at most 1
     stays finite.
     """
-    return 1 << max(0, -(-columns * 127 * 127 // 2**15) - 1).bit_length()
-
-
-def _power_of_two(size: int, least: int, most: int) -> int:
-    return min(max(least, 1 << (size - 1).bit_length()), most)
+    return power_of_two(max(1, -(-columns * 127 * 127 // 2**15)))
 
 
 def _row_bytes(rank: int) -> int:
@@ -265,15 +268,15 @@ def why_not(call: Call) -> str:
 def default_config(call: Call) -> Config:
     """Launch sizes that fit any device: stages by its shared memory, tiles by registers."""
     small, large = call.tokens <= _SMALL_TOKENS, call.tokens > _LARGE_TOKENS
-    mix_rows = _power_of_two(call.rank, 32, 64)
+    mix_rows = tile_of(call.rank, 64, least=32)
     mix_tokens = 16 if small else 64 if large else 32
-    mix_inner = _power_of_two(call.p, 32, 256)
+    mix_inner = tile_of(call.p, 256, least=32)
     if call.p > 256:
         mix_inner = 128
     product_tokens = 16 if small else 64
     tiles = call.blocks * -(-call.tokens // product_tokens) * -(-call.q // 128)
     wide = large or (not small and tiles >= call.device.sms)
-    product_rows = _power_of_two(call.q, 32, 128 if wide else 64)
+    product_rows = tile_of(call.q, 128 if wide else 64, least=32)
     shared = call.device.shared_bytes
     mix_stage = (mix_rows + mix_tokens) * mix_inner
     out_stage = (product_tokens + product_rows) * mix_rows
@@ -352,7 +355,7 @@ def make_scratch(call: Call, config: Config, device: torch.device) -> Scratch:
 def launch_rows(x: Tensor, scratch: Scratch, config: Config) -> None:
     """``x (tokens, in)``, its last dimension contiguous -> ``scratch.x`` and its scales."""
     tokens, size = x.shape
-    block = 1 << (size - 1).bit_length()
+    block = power_of_two(size)
     rows = max(1, min(4, 4096 // block)) if tokens > _LARGE_TOKENS else 1
     int8_rows_kernel[(triton.cdiv(tokens, rows),)](
         x,

@@ -57,9 +57,14 @@ class Tiles:
 _TILE_SIZES = ("rows", "tokens", "inner", "warps", "stages")
 
 
-def _tile(size: int, largest: int) -> int:
-    """The smallest power of two that holds ``size``, from 16 (tl.dot's least) to ``largest``."""
-    return min(max(16, 1 << (size - 1).bit_length()), largest)
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is at least ``size``, which is at least 1."""
+    return 1 << (size - 1).bit_length()
+
+
+def tile_of(size: int, largest: int, least: int = 16) -> int:
+    """The smallest power of two that holds ``size``, from ``least`` (of tl.dot) to ``largest``."""
+    return min(max(least, power_of_two(size)), largest)
 
 
 def _stages(rows: int, tokens: int, inner: int, itemsize: int, shared_limit: int) -> int:
@@ -77,8 +82,8 @@ def product_tiles(tokens: int, rows: int, inner: int, *, itemsize: int, shared_l
     """
     largest = 128 if itemsize == 2 and tokens > _LARGE_TOKENS else 64
     tile_tokens = 16 if tokens <= _SMALL_TOKENS else largest
-    tile_rows = _tile(rows, largest)
-    tile_inner = _tile(inner, 64 if itemsize == 2 else 32)
+    tile_rows = tile_of(rows, largest)
+    tile_inner = tile_of(inner, 64 if itemsize == 2 else 32)
     warps = 8 if tile_tokens * tile_rows > 64 * 64 else 4
     stages = _stages(tile_rows, tile_tokens, tile_inner, itemsize, shared_limit)
     return Tiles(tile_rows, tile_tokens, tile_inner, warps, stages)
@@ -92,9 +97,9 @@ def mix_tiles(tokens: int, rank: int, inner: int, *, itemsize: int, shared_limit
         itemsize: bytes of an element, 2 or 4.
         shared_limit: shared memory a block may use, in bytes.
     """
-    tile_rank = _tile(rank, 64 if itemsize == 2 else 32)
+    tile_rank = tile_of(rank, 64 if itemsize == 2 else 32)
     tile_tokens = 16 if tokens <= _SMALL_TOKENS else 64
-    tile_inner = _tile(inner, 64 if itemsize == 2 else 32)
+    tile_inner = tile_of(inner, 64 if itemsize == 2 else 32)
     stages = _stages(tile_rank, tile_tokens, tile_inner, itemsize, shared_limit)
     return Tiles(tile_rank, tile_tokens, tile_inner, 8 if tile_tokens == 64 else 4, stages)
 
@@ -209,7 +214,7 @@ def _distinct(
     """``shapes`` of (rows, tokens, inner, warps), cut to what there is, and one more stage."""
     found: list[Tiles] = []
     for tile_rows, tile_tokens, tile_inner, warps in shapes:
-        tile_rows, tile_inner = _tile(rows, tile_rows), _tile(inner, tile_inner)
+        tile_rows, tile_inner = tile_of(rows, tile_rows), tile_of(inner, tile_inner)
         stages = _stages(tile_rows, tile_tokens, tile_inner, itemsize, shared_limit)
         found.append(Tiles(tile_rows, tile_tokens, tile_inner, warps, stages))
     found.append(replace(default, stages=default.stages + 1))

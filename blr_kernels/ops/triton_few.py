@@ -74,7 +74,7 @@ def few_mix_kernel(
     if COUPLED:
         coupling_ptr += group * (BLOCKS * BLOCKS * RANK)
     if DEPENDENT:
-        ahead = tl.minimum(tl.arange(0, LINES) * LINE, (RANK - first_rank) * P - 1)
+        ahead = tl.minimum(tl.arange(0, LINES) * LINE, (RANK - first_rank).to(tl.int64) * P - 1)
         block = tl.minimum(tl.arange(0, BLOCK_J), BLOCKS - 1).to(tl.int64) * RANK + first_rank
         fetch(right_ptr + block[:, None] * P + ahead[None, :])
         if COUPLED:

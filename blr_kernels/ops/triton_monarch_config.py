@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blr_kernels.ops.alignment import TMA_ALIGNMENT
+from blr_kernels.ops.triton_config import tile_of
 
 if TYPE_CHECKING:
     from blr_kernels.ops.paths import Call, Config
@@ -39,15 +40,10 @@ def power_of_two_in(size: int, most: int) -> int:
     return min(size & -size, most)
 
 
-def power_of_two_above(size: int, most: int) -> int:
-    """The smallest power of two that holds ``size``, from 16 (tl.dot's least) to ``most``."""
-    return min(most, max(16, 1 << (size - 1).bit_length()))
-
-
 def step_over(size: int, most: int) -> int:
     """Step over a summed dimension: divides it if 16 or more does, else its last one is masked."""
     dividing = power_of_two_in(size, most)
-    return dividing if dividing >= 16 else power_of_two_above(size, most)
+    return dividing if dividing >= 16 else tile_of(size, most)
 
 
 def inner_tile(call: Call) -> int:
@@ -216,7 +212,7 @@ def fused_suits(call: Call) -> bool:
 
 def rank_tile(call: Call) -> int:
     """Columns of hidden values that hold a whole rank."""
-    return power_of_two_above(call.rank, 1 << 30)
+    return tile_of(call.rank, 1 << 30)
 
 
 def is_resident(call: Call, config: Config) -> bool:

@@ -68,7 +68,7 @@ def fetch_share(
     LINES: tl.constexpr = (ELEMENTS + LINE - 1) // LINE
     EACH: tl.constexpr = (LINES + PROGRAMS - 1) // PROGRAMS
     line = tl.program_id(0) * EACH + tl.arange(0, triton.next_power_of_2(EACH))
-    fetch(source + tl.minimum(line, LINES - 1) * LINE)
+    fetch(source + tl.minimum(line, LINES - 1).to(tl.int64) * LINE)
 
 
 @triton.jit

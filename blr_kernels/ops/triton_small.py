@@ -68,9 +68,9 @@ def small_mix_kernel(
     right_tile = right_ptr + rank[:, None] * P + offs_k[None, :]
     coupling_row = coupling_ptr + (group * BLOCKS + first) * (BLOCKS * RANK) + rank
     if DEPENDENT:
-        ahead = tl.minimum(tl.arange(0, LINES) * LINE, (RANK - first_rank) * P - 1)
-        for block in tl.static_range(BLOCKS):
-            fetch(right_ptr + (block * RANK + first_rank).to(tl.int64) * P + ahead)
+        ahead = tl.minimum(tl.arange(0, LINES) * LINE, (RANK - first_rank).to(tl.int64) * P - 1)
+        for n in tl.static_range(BLOCKS):
+            fetch(right_ptr + (n * RANK + first_rank).to(tl.int64) * P + ahead)
     wait(DEPENDENT)
     release(DEPENDENT)
 
@@ -78,13 +78,14 @@ def small_mix_kernel(
     for _ in tl.static_range(1, OUTPUTS):
         accs = accs + (tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.float32),)  # noqa: RUF005
     for j in tl.range(0, BLOCKS):
+        block = tl.cast(j, tl.int64)
         product = tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.float32)
         for k in range(0, P, BLOCK_K * UNROLL):
             for u in tl.static_range(UNROLL):
                 at = k + u * BLOCK_K
                 mask_k = offs_k < P - at
                 right = tl.load(
-                    right_tile + j * (RANK * P) + at,
+                    right_tile + block * (RANK * P) + at,
                     mask=mask_r[:, None] & mask_k[None, :],
                     other=0.0,
                 )
@@ -93,7 +94,7 @@ def small_mix_kernel(
         mixed = ()
         for i in tl.static_range(OUTPUTS):
             s = tl.load(
-                coupling_row + (i * BLOCKS + j) * RANK,
+                coupling_row + (i * BLOCKS + block) * RANK,
                 mask=mask_r & (first + i < BLOCKS),
                 other=0.0,
             )
@@ -177,7 +178,7 @@ def small_product_kernel(
                 load_weight(w_tile + s * BLOCK_K, mask_n, offs_k < K - s * BLOCK_K, ROWS_FIRST),
             )
     elif DEPENDENT:
-        ahead = tl.minimum(tl.arange(0, LINES) * LINE, (N - first_row) * K - 1)
+        ahead = tl.minimum(tl.arange(0, LINES) * LINE, (N - first_row).to(tl.int64) * K - 1)
         fetch(w_block + first_row.to(tl.int64) * K + ahead)
     couplings = ()
     if MIX:

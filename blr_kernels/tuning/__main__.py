@@ -34,7 +34,11 @@ def parser() -> argparse.ArgumentParser:
     layer.add_argument("--blocks", type=int, default=1, metavar="B", help="1 for low_rank")
     layer.add_argument("--rank", type=int, metavar="R")
     many = made.add_argument_group("many layers")
-    many.add_argument("--cases", action="store_true", help="all layers of the benchmark")
+    many.add_argument(
+        "--cases",
+        action="store_true",
+        help="all layers of the benchmark but its grouped launches, which are not tuned",
+    )
     many.add_argument("--layers", nargs="+", default=[], metavar="NAME",
         help="only these of the benchmark's, such as 'dit.*'; implies --cases")  # fmt: skip
     many.add_argument("--ops", nargs="+", choices=OPS, default=[], help="only these ops")

@@ -26,9 +26,9 @@ FORMAT = 1
 
 SHIPPED = Path(__file__).parent / "configs"
 
-_FARTHEST = 8
-_SATURATED = 1024
-"""Tokens from which a GPU is full, so that more of them change nothing about a launch."""
+_FARTHEST = 2
+_FEW_TOKENS = 1024
+"""Tokens up to which launch sizes are those of a device that is not full."""
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,13 @@ def entries(call: Call) -> Mapping[int, Entry]:
 
 
 def nearest(call: Call) -> list[tuple[int, Entry]]:
-    """Entries near enough to the call's tokens to be of use, the nearest first.
+    """Entries near enough to the call's tokens to be of use, the nearest first, by ratio.
 
-    Near is the ratio of the tokens: at most 8, or any where both are many.
+    Near is up to twice as many tokens or half as many. Where a launch does not fill the device, its
+    tiles, and the programs that share a tile's rank or output, follow from the tokens: three times
+    as many take another path or tile. An entry of more than 1,024 tokens is also near to any more:
+    what fills the device once fills it again and again. Not the other way, to fewer tokens, where
+    the same sizes leave multiprocessors idle.
     """
 
     def ratio(tokens: int) -> float:
@@ -218,7 +222,7 @@ def nearest(call: Call) -> list[tuple[int, Entry]]:
     near = [
         tokens
         for tokens in found
-        if ratio(tokens) <= _FARTHEST or min(tokens, call.tokens) >= _SATURATED
+        if ratio(tokens) <= _FARTHEST or _FEW_TOKENS < tokens < call.tokens
     ]
     return [(tokens, found[tokens]) for tokens in sorted(near, key=lambda t: (ratio(t), t))]
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from blr_kernels.bench.cases import Case
 from blr_kernels.bench.operands import Operands, draw, errors, expected, set_count
+from blr_kernels.bench.report import significant
 from blr_kernels.ops.paths import Call, Config, Path, execute, paths
 from blr_kernels.quantize import quantize_blast
 from blr_kernels.structures import Blast, LowRank, Monarch, Structure
@@ -289,16 +290,12 @@ def compile_part(
                 bench.trial(path, config, 0)
 
 
-def _digits(value: float, digits: int) -> float:
-    return float(f"{value:.{digits}g}")
-
-
 def _to_json(entry: Entry) -> dict[str, Any]:
     results = {
         name: {
             "config": dict(entry.paths[name].config),
-            "us": _digits(entry.paths[name].us, 4),
-            "rms": _digits(entry.paths[name].rms, 3),
+            "us": significant(entry.paths[name].us, 4),
+            "rms": significant(entry.paths[name].rms, 3),
         }
         for name in entry.ranked()
     }

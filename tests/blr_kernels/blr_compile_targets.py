@@ -6,6 +6,7 @@ what is known of them are the real ones.
 
     python blr_compile_targets.py 75 80 86 ...   every path at its default config
     python blr_compile_targets.py --shipped      the fastest path of every shipped config
+    python blr_compile_targets.py --large        kernels that walk more than 2**31 weights
 """
 
 from __future__ import annotations
@@ -153,6 +154,21 @@ def shipped_jobs() -> Iterator[tuple[int, Path, Call, Config]]:
                 yield target, path, call, entry["config"]
 
 
+def large_rows() -> Iterator[dict[str, Any]]:
+    """The code of kernels that multiply a block's index by the size of a block of weights."""
+    DRIVER.target = 80
+    blocks, rank, p = 5, 2**25, 16
+    for op, name in (("blast", "triton"), ("blast", "small"), ("blast_int8", "triton")):
+        sizes = (8, blocks * p, blocks * p, blocks, rank, torch.bfloat16, limits(80))
+        path, call = find_path(op, name), Call(op, *sizes)
+        for kernel, compiled in compile_call(path, call, path.default_config(call)):
+            yield {
+                "what": f"{op} {name}: {kernel}",
+                "strides": [rank, rank * p],
+                "code": compiled.asm["ttir"],
+            }
+
+
 def rows_of(target: int, path: Path, call: Call, config: Config) -> Iterator[dict[str, Any]]:
     """What is worth knowing of each kernel that a call launches."""
     DRIVER.target = target
@@ -176,6 +192,9 @@ def rows_of(target: int, path: Path, call: Call, config: Config) -> Iterator[dic
 
 def main(arguments: list[str]) -> None:
     compile_instead_of_launching()
+    if arguments == ["--large"]:
+        print(json.dumps(list(large_rows())))
+        return
     if arguments == ["--shipped"]:
         jobs = list(shipped_jobs())
     else:

@@ -6,7 +6,7 @@ import json
 import logging
 import timeit
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -83,32 +83,81 @@ def test_no_path_at_all_says_why(use: Callable[..., None]) -> None:
 
 
 def test_nearest_tokens_in_log_space(use: Callable[..., None], folders: Folders) -> None:
-    use(fake_path("a"), fake_path("b"), fake_path("c"))
-    table = {16: {"a": 3}, 512: {"b": 5}, 4096: {"c": 7}}
+    use(fake_path("none"), fake_path("a"), fake_path("b"), fake_path("c"), fake_path("d"))
+    table = {100: {"a": 3}, 196: {"b": 5}, 2048: {"c": 7}, 8192: {"d": 9}}
     write_configs(folders.shipped, make_call(), table)
-    # 16 and 512 are equally far from 90.5, 512 and 4096 from 1448.
-    found = {tokens: picked(tokens) for tokens in (2, 16, 90, 91, 512, 1448, 1449, 10**6)}
-    assert found == {
-        2: ("a", 3),
-        16: ("a", 3),
-        90: ("a", 3),
-        91: ("b", 5),
-        512: ("b", 5),
-        1448: ("b", 5),
-        1449: ("c", 7),
-        10**6: ("c", 7),
+    # 100 and 196 are equally far from 140, 2048 and 8192 from 4096.
+    expected = {
+        50: ("a", 3),
+        100: ("a", 3),
+        140: ("a", 3),
+        141: ("b", 5),
+        392: ("b", 5),
+        1024: ("c", 7),
+        2048: ("c", 7),
+        4096: ("c", 7),
+        4097: ("d", 9),
+        10**6: ("d", 9),
     }
-    assert choose(make_call(512)).source == "tuned on NVIDIA H200 at 512 tokens (from the package)"
-    assert "at 16 tokens, the nearest to 90" in choose(make_call(90)).source
+    assert {tokens: picked(tokens) for tokens in expected} == expected
+    assert choose(make_call(196)).source == "tuned on NVIDIA H200 at 196 tokens (from the package)"
+    assert "at 100 tokens, the nearest usable for 140" in choose(make_call(140)).source
 
 
 def test_tokens_that_are_too_far_are_no_use(use: Callable[..., None], folders: Folders) -> None:
-    """A tile for 16 tokens is bad advice for 1,000."""
+    """A tile for 64 tokens is bad advice for 200, and one for 4,096 is for 2,000."""
     use(fake_path("a"), fake_path("b", configs=[42]))
-    write_configs(folders.shipped, make_call(), {16: {"b": 3}})
-    assert picked(128) == ("b", 3)
-    assert picked(129) == ("a", 1)
-    assert picked(1) == ("a", 1)
+    write_configs(folders.shipped, make_call(), {64: {"b": 3}, 4096: {"b": 5}})
+    near = {32: 3, 128: 3, 2048: 5, 8193: 5, 10**6: 5}
+    assert {tokens: picked(tokens) for tokens in near} == {t: ("b", near[t]) for t in near}
+    for tokens in (1, 31, 129, 1024, 2047):
+        assert picked(tokens) == ("a", 1), tokens
+
+
+def test_what_does_not_fill_the_device_counts_for_twice_as_many_only(
+    use: Callable[..., None], folders: Folders
+) -> None:
+    use(fake_path("a"), fake_path("b"))
+    for tuned, many in ((1024, ("a", 1)), (1025, ("b", 5))):
+        write_configs(folders.shipped, make_call(), {tuned: {"b": 5}})
+        choice.forget()
+        assert picked(2 * tuned) == ("b", 5)
+        assert picked(2 * tuned + 1) == many
+
+
+def test_no_entry_counts_where_its_path_stops_to_suit(
+    use: Callable[..., None], folders: Folders
+) -> None:
+    """Nor where it begins to; what it suits or does not suit at both is taken."""
+    use(fake_path("few", suited_tokens=100), fake_path("b"), fake_path("c"))
+    write_configs(folders.shipped, make_call(), {80: {"few": 2, "b": 3}, 240: {"few": 5}})
+    assert [picked(tokens) for tokens in (80, 100)] == [("few", 2), ("few", 2)]
+    # At 101 and 121 tokens "few" suits as little as at 240.
+    assert picked(101) == ("b", 1)
+    assert [picked(tokens) for tokens in (121, 480)] == [("few", 5), ("few", 5)]
+    write_configs(folders.cache, make_call(), {160: {"c": 4}})
+    choice.forget()
+    assert picked(101) == ("c", 4)
+    assert "at 160 tokens, the nearest usable for 101" in choose(make_call(101)).source
+
+
+@pytest.mark.parametrize(
+    ("structure", "sizes", "tokens"),
+    [(Blast(3, 128), (768, 2304), 1024), (Blast(9, 256), (1152, 6912), 128)],
+    ids=["ViT qkv", "DiT adaLN"],
+)
+def test_shipped_configs_of_far_fewer_tokens_do_not_count(
+    structure: Blast, sizes: tuple[int, int], tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entries are of 197 and 6,304 tokens, and of 2 and 16: none is near."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(lookup, "SHIPPED", FilePath(lookup.__file__).parent / "configs")
+    asked = Call("blast", tokens, *sizes, structure.blocks, structure.rank, torch.bfloat16, GPU)
+    assert lookup.entries(asked)
+    assert lookup.nearest(asked) == []
+    found = choose(asked)
+    assert found.config == found.path.default_config(asked)
+    assert found.source == "computed default, nothing tuned that this call can use"
 
 
 def test_the_users_configs_win_over_the_shipped(use: Callable[..., None], folders: Folders) -> None:
@@ -139,11 +188,17 @@ def test_cache_folder(
 
 
 def test_a_tuned_path_that_cannot_take_the_call(use: Callable[..., None], folders: Folders) -> None:
-    """The best at 16 tokens takes no 60: the entry of 512 counts, far as it is."""
+    """The best at 16 tokens takes no 17: the entry of 32 counts, far as it is."""
     use(fake_path("few", most_tokens=16), fake_path("a"), fake_path("b"))
-    write_configs(folders.shipped, make_call(), {16: {"few": 2, "a": 8}, 256: {"b": 5, "a": 6}})
+    write_configs(folders.shipped, make_call(), {16: {"few": 2, "a": 8}, 32: {"b": 5, "a": 6}})
     assert picked(16) == ("few", 2)
-    assert picked(60) == ("b", 5)
+    assert picked(17) == ("b", 5)
+    found = choose(make_call(17))
+    assert "at 32 tokens, the nearest usable for 17" in found.source
+    assert why_not_others(make_call(17), found) == {
+        "few": "cannot: more than 16 tokens",
+        "a": "slower at 32 tokens: 6.0 us against 5.0",
+    }
 
 
 def test_a_tuned_path_that_is_not_here(use: Callable[..., None], folders: Folders) -> None:
@@ -175,6 +230,35 @@ def test_stale_config_is_told_and_ignored(
     found = choose(make_call(512))
     assert found.config == found.path.default_config(make_call(512))
     assert "tune again: python -m blr_kernels.tuning --op low_rank" in caplog.text
+
+
+def test_reasons_are_those_of_the_entry_that_was_taken(
+    use: Callable[..., None], folders: Folders
+) -> None:
+    """A nearer entry knows all paths, but its best is no path of this call; times are of neither
+    where a path was not timed.
+    """
+    stale = replace(fake_path("stale"), default_config=lambda call: {"rows": 1})
+    late = fake_path("late", suited_tokens=1)
+    use(fake_path("few", most_tokens=16), fake_path("a"), stale, fake_path("b"), late)
+    near = {"few": 1.0, "a": 2.0, "b": 3.0, "stale": 4.0, "late": 5.0}
+    write_configs(folders.shipped, make_call(), {16: near, 40: {"stale": 5, "b": 6.25, "a": 7.5}})
+    found = choose(make_call(20))
+    assert (found.path.name, found.tokens) == ("b", 40)
+    assert why_not_others(make_call(20), found) == {
+        "few": "cannot: more than 16 tokens",
+        "a": "slower at 40 tokens: 7.5 us against 6.2",
+        "stale": "its config tuned at 40 tokens has other sizes than it takes",
+        "late": "not timed at 40 tokens; likely slower at these sizes",
+    }
+    default = choose(make_call(200))
+    assert (default.path.name, default.entry) == ("a", None)
+    assert why_not_others(make_call(200), default) == {
+        "few": "cannot: more than 16 tokens",
+        "stale": "comes after a",
+        "b": "comes after a",
+        "late": "likely slower at these sizes",
+    }
 
 
 BROKEN = {
@@ -283,16 +367,18 @@ def test_explain_names_path_config_and_reasons(
     assert tuned.implementation is Backend.TRITON
     assert (tuned.path, dict(tuned.config)) == ("b", {"size": 36})
     assert tuned.source == (
-        "tuned on NVIDIA H200 at 512 tokens, the nearest to 500 (from the package)"
+        "tuned on NVIDIA H200 at 512 tokens, the nearest usable for 500 (from the package)"
     )
     assert tuned.other_paths == {
         "few": "cannot: more than 16 tokens",
-        "a": "slower here: 41.2 us against 36.0",
-        "c": "not timed here; comes after b",
-        "d": "not timed here; likely slower at these sizes",
+        "a": "slower at 512 tokens: 41.2 us against 36.0",
+        "c": "not timed at 512 tokens",
+        "d": "not timed at 512 tokens; likely slower at these sizes",
     }
-    for part in ("path b: size=36", tuned.source, "not a: slower here: 41.2 us against 36.0"):
+    for part in ("path b: size=36", tuned.source, "not a: slower at 512 tokens: 41.2 us"):
         assert part in str(tuned)
+    assert told(512).other_paths["a"] == "slower here: 41.2 us against 36.0"
+    assert told(512).other_paths["c"] == "not timed here"
     assert "computed default" in told(2).source
     assert told(None).path == ""
     assert told(None).implementation is Backend.TRITON
@@ -324,7 +410,7 @@ def test_explain_of_a_library_path(
     arguments: dict[str, Any] = {"dtype": torch.float16, "device": "cuda", "tokens": 9}
     told = explain(LowRank(6), 24, 36, **arguments)
     assert (told.implementation, told.path) == (Backend.TORCH, "cublas")
-    assert told.others == {Backend.TRITON: "a: not timed here; comes after cublas"}
+    assert told.others == {Backend.TRITON: "a: comes after cublas"}
     asked = explain(LowRank(6), 24, 36, **arguments, backend=Backend.TRITON)
     assert (asked.implementation, asked.path) == (Backend.TRITON, "a")
 

@@ -204,7 +204,7 @@ def all_calls() -> list[Call]:
     shapes = [(s.blocks, s.rank, n_in, n_out) for s, n_in, n_out, _ in LAYERS.values()]
     shapes += [(b, r, b * 8, b * 64) for b in (1, 2, 5, 10, 17, 32) for r in (8, 72, 768)]
     shapes += [(9, 256, 1152, 6912), (16, 768, 2048, 8192), (16, 768, 8192, 2048)]
-    shapes += [(16, 1024, 4096, 4096), (4, 512, 2720, 512)]
+    shapes += [(16, 1024, 4096, 4096), (4, 512, 2720, 512), (16, 1488, 11_008, 4096)]
     tokens = (1, 64, 65, 512, 1000, 4096, 9709, 16_384, 100_003)
     return [
         Call("blast", t, n_in, n_out, b, r, dtype, device)
@@ -218,6 +218,7 @@ def all_calls() -> list[Call]:
 def test_configs() -> None:
     """Sizes that the kernels take, whatever the call: what they round by and what fits."""
     from blr_kernels.ops import hopper_blast
+    from blr_kernels.ops.hopper_product import AHEAD
 
     path = find_path("blast", "hopper")
     keys = path.default_config(call_of("DiT qkv", 4096)).keys()
@@ -237,7 +238,8 @@ def test_configs() -> None:
             stages = config["mix_stages"]
             assert stages >= 2
             assert stages & (stages - 1) == 0
-            assert config["product_stages"] >= 2
+            # Two products are in flight while a third stage is loaded: with fewer it would hang.
+            assert config["product_stages"] > AHEAD.value
             assert call.q % config["product_columns"] == 0
             assert config["product_columns"] in (64, 128, 192, 256)
             assert config["product_tokens"] in (64, 128)
@@ -253,13 +255,33 @@ def test_configs() -> None:
             assert 1 <= config["mix_tiles"] <= tiles
             # Rank and output blocks are dealt only where that fills the device once.
             chunk = hopper_blast._chunk(call, config)
-            per_token = call.blocks * call.rank * call.itemsize
-            assert hopper_blast._z_block(chunk) * per_token <= SCRATCH_BYTES
-            assert chunk <= hopper_blast._z_block(chunk) <= chunk + 127
+            assert chunk <= hopper_blast._z_block(call, chunk) <= chunk + 127
             shares = -(-tiles // config["mix_tiles"])
             groups = -(-call.blocks // config["mix_outputs"])
             dealt = shares > 1 or config["mix_outputs"] < accumulators(call.blocks)
             assert not dealt or -(-chunk // 64) * shares * groups <= call.device.sms
+
+
+def test_chunks_are_as_few_as_the_scratch_allows() -> None:
+    """Llama-7B's attention at 4,096 tokens fills it twice, to the last byte."""
+    from blr_kernels.ops.hopper_blast import _chunk, _z_block
+
+    call = Call("blast", 4096, 4096, 4096, 16, 1024, torch.bfloat16, H200)
+    assert _chunk(call, {"chunk": 0}) == _z_block(call, 2048) == 2048
+    assert _z_block(call, 1408) == 1408 + 64
+    for copied in (False, True):
+        for call in all_calls():
+            z_bytes = call.blocks * call.rank * call.itemsize
+            x_bytes = copied * call.in_features * call.itemsize
+            most = SCRATCH_BYTES // (z_bytes + x_bytes)
+            for limit in (0, 4096):
+                chunk = _chunk(call, {"chunk": limit}, copied=copied)
+                z_block = _z_block(call, chunk, copied=copied)
+                assert z_block % 64 == 0
+                assert chunk <= z_block < chunk + 128
+                assert z_block * z_bytes + chunk * x_bytes <= SCRATCH_BYTES
+                whole = min(most, limit or most) // 128 * 128
+                assert -(-call.tokens // chunk) <= -(-call.tokens // whole)
 
 
 @pytest.mark.parametrize("tokens", [64, 1000, 16_384])
@@ -447,6 +469,30 @@ def test_nan_stays_in_its_token_and_bits_repeat(layer: str) -> None:
         assert y[spoilt].isnan().all()
         others = torch.arange(tokens, device="cuda") != spoilt
         assert torch.equal(y[others], clean[others])
+
+
+@on_hopper
+@pytest.mark.parametrize("tokens", [197, 5000])
+def test_infinity_stays_in_its_block(tokens: int) -> None:
+    """A rank of 40 is loaded in steps of 64, which must not reach into the next block's values."""
+    x, (left, coupling, right), bias = draw("odd rank", tokens, torch.float16)
+    block, spoilt = 4, tokens - 1
+    coupling[block] *= 4096  # at first still finite
+    factors = left, coupling, right
+    by_block = (tokens, 9, -1)
+    others = torch.arange(9, device="cuda") != block
+    path = find_path("blast", "hopper")
+    for config in path.candidates(call_of("odd rank", tokens, torch.float16)):
+        clean = hopper(x, factors, bias, config=config)
+        assert clean.isfinite().all()
+        large = x.clone()
+        large[spoilt] *= 1024
+        y = hopper(large, factors, bias, config=config)
+        assert torch.equal(y[:spoilt], clean[:spoilt])
+        row = y.view(by_block)[spoilt]
+        right_row = wanted(large[spoilt:], factors, bias, None).view(9, -1)
+        assert not row[block].isfinite().any()
+        assert_close(row[others], right_row[others])
 
 
 @on_hopper

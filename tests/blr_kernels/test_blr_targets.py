@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_tensor_cores_are_used(compiled: list[dict[str, Any]], target: int) -> N
 def test_no_register_spills(compiled: list[dict[str, Any]], target: int) -> None:
     rows = [r for r in compiled if r["target"] == target and r["stack"] is not None]
     assert not [(row["what"], row["stack"]) for row in rows if row["stack"]]
+
+
+def test_offsets_of_large_factors_are_wide(tmp_path: Path) -> None:
+    """A block's index times the weights of a block: 2**31 at the last of 5 blocks here."""
+    rows = [row for row in run_compiler(tmp_path, "--large") if "mix_kernel" in row["what"]]
+    assert len(rows) == 3
+    for row in rows:
+        for stride in row["strides"]:
+            products = re.findall(rf"arith\.muli [^\n]*%c{stride}_i(\d+)\S* : i(\d+)", row["code"])
+            assert set(products) == {("64", "64")}, (row["what"], stride)
 
 
 @pytest.mark.slow
