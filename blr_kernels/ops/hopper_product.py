@@ -127,7 +127,7 @@ def _load(
 
 
 @gluon.constexpr_function
-def _stored(rows, columns):
+def stored_layout(rows, columns):
     """Layout (rows, columns) of an accumulator whose columns are in the order of the output."""
     return gl.DistributedLinearLayout(
         reg_bases=[[0, 1], [0, 2], [0, 4]]
@@ -156,7 +156,7 @@ def _store(
     COLUMNS: gl.constexpr,
 ):
     """Stores ``acc (BLOCK_T, COLUMNS)``; the pointer is at its first column."""
-    stored: gl.constexpr = _stored(BLOCK_T, COLUMNS)
+    stored: gl.constexpr = stored_layout(BLOCK_T, COLUMNS)
     # The weight's rows were loaded in an order that gives a thread eight columns in a row.
     acc = acc.reshape((BLOCK_T, COLUMNS // GROUP_N, 4, 4, 2)).permute((0, 1, 3, 2, 4))
     acc = gl.convert_layout(acc.reshape((BLOCK_T, COLUMNS)), stored, assert_trivial=True)
@@ -209,8 +209,8 @@ def _multiply(
     rest: gl.constexpr = REST if REST > 0 else 32
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rest, 16])
-    offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, _stored(BLOCK_T, BLOCK_N)))
-    offs_rest = gl.arange(0, rest, gl.SliceLayout(0, _stored(BLOCK_T, rest)))
+    offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, stored_layout(BLOCK_T, BLOCK_N)))
+    offs_rest = gl.arange(0, rest, gl.SliceLayout(0, stored_layout(BLOCK_T, rest)))
     batch = first // tiles
     tile = first % tiles
     fresh = 0
