@@ -14,6 +14,7 @@ TMA_ALIGNMENT = 16
 def is_aligned(*tensors: Tensor) -> bool:
     """Whether the copy engine may read these: base and row stride of each."""
     return all(
-        t.data_ptr() % TMA_ALIGNMENT == 0 and t.stride(-2) * t.element_size() % TMA_ALIGNMENT == 0
+        t.data_ptr() % TMA_ALIGNMENT == 0
+        and (t.dim() < 2 or t.stride(-2) * t.element_size() % TMA_ALIGNMENT == 0)
         for t in tensors
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     fence_async_shared,
     mbarrier,
     tma,
@@ -135,6 +136,7 @@ def _first_product(
 def _multiply(
     out_ptr,
     bias_ptr,
+    bias_smem,
     h_smem,
     ring,
     ready,
@@ -156,6 +158,17 @@ def _multiply(
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     stored: gl.constexpr = stored_layout(TILE, INNER * BLOCKS)
+    parts: gl.constexpr = ROWS // INNER
+    if HAS_BIAS:
+        if consumer == 0:
+            # All of it at once, while h is computed: tile by tile each would wait for it.
+            lane = gl.arange(0, INNER * BLOCKS, gl.BlockedLayout([2], [32], [4], [0]))
+            for n in range(tiles * parts):
+                at = (first_tile * parts + n) * (INNER * BLOCKS) + lane
+                async_copy.async_copy_global_to_shared(
+                    bias_smem.index(n), bias_ptr + at, mask=at < BLOCKS * Q
+                )
+            async_copy.commit_group()
     for half in gl.static_range(2):
         first = half * 2 * steps
         even = _first_product(ring, ready, empty, first, consumer, steps, wide)
@@ -166,6 +179,9 @@ def _multiply(
         h_even, h_odd = gl.split(both)
         h_smem.index((2 * consumer) * 2 + half).store(h_even)
         h_smem.index((2 * consumer + 1) * 2 + half).store(h_odd)
+    if HAS_BIAS:
+        if consumer == 0:
+            async_copy.wait_group(0)
     fence_async_shared()
     mbarrier.arrive(h_ready, count=1)
     mbarrier.wait(h_ready, 0)
@@ -174,7 +190,6 @@ def _multiply(
     column = gl.arange(0, INNER * BLOCKS, gl.SliceLayout(0, stored))
     out_row = out_ptr + row.to(gl.int64) * (BLOCKS * Q)
     inside = gl.expand_dims(row < tokens, 1)
-    parts: gl.constexpr = ROWS // INNER
     for n in range(consumer, tiles, 2):
         sums = ()
         for part in gl.static_range(parts):
@@ -213,7 +228,7 @@ def _multiply(
             at = ((first_tile + n) * parts + part) * (INNER * BLOCKS) + column
             piece = gl.convert_layout(pieces[part], stored, assert_trivial=True)
             if HAS_BIAS:
-                bias = gl.load(bias_ptr + at, mask=at < BLOCKS * Q, other=0.0)
+                bias = bias_smem.index(n * parts + part).load(gl.SliceLayout(0, stored))
                 piece = piece + gl.expand_dims(bias.to(gl.float32), 0)
             piece = activate(piece, ACTIVATION, out_ptr.dtype.element_ty)
             gl.store(
@@ -229,7 +244,7 @@ def hopper_monarch_kernel(
     right_desc,  # (4 l, 4 * 32, P) view of right, blocks of (2, 32, 64)
     left_desc,  # (4, Q, 128), blocks of (64 / ROWS, ROWS, 64)
     out_ptr,  # (tokens, 4 * Q), contiguous
-    bias_ptr,  # (4 * Q,); unused unless HAS_BIAS
+    bias_ptr,  # (4 * Q,), aligned to 16 bytes; unused unless HAS_BIAS
     tokens,
     P: gl.constexpr,
     Q: gl.constexpr,
@@ -252,6 +267,13 @@ def hopper_monarch_kernel(
     ring = gl.allocate_shared_memory(
         x_desc.dtype, [STAGES * BOXES, 2, INNER, TILE], right_desc.layout
     )
+    bias_smem = h_smem
+    if HAS_BIAS:
+        bias_smem = gl.allocate_shared_memory(
+            bias_ptr.dtype.element_ty,
+            [TILES * ROWS // INNER, INNER * BLOCKS],
+            gl.SwizzledSharedLayout(1, 1, 1, [0]),
+        )
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     h_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -268,6 +290,7 @@ def hopper_monarch_kernel(
                 (
                     out_ptr,
                     bias_ptr,
+                    bias_smem,
                     h_smem,
                     ring,
                     ready,
@@ -290,6 +313,7 @@ def hopper_monarch_kernel(
                 (
                     out_ptr,
                     bias_ptr,
+                    bias_smem,
                     h_smem,
                     ring,
                     ready,
@@ -329,7 +353,12 @@ def hopper_monarch_kernel(
     )
 
 
-_SHARED_BYTES = 24 * TILE.value * TILE.value * 2 + BARRIER_BYTES
+_OPERAND_BYTES = 24 * TILE.value * TILE.value * 2 + BARRIER_BYTES
+
+
+def _shared_bytes(call: Call, config: Config) -> int:
+    """Shared memory of a program: what is multiplied, and the bias of its outputs."""
+    return _OPERAND_BYTES + config["tiles"] * config["rows"] * BLOCKS.value * call.itemsize
 
 
 def unsupported_monarch(call: Call) -> str:
@@ -346,13 +375,16 @@ def unsupported_monarch(call: Call) -> str:
 def _why_not(call: Call) -> str:
     if reason := unsupported_monarch(call):
         return reason
-    if call.device.shared_bytes < _SHARED_BYTES:
-        return f"it needs {_SHARED_BYTES} bytes of shared memory, got {call.device.shared_bytes}"
+    least = _shared_bytes(call, {"tiles": 1, "rows": TILE.value})
+    if call.device.shared_bytes < least:
+        return f"it needs {least} bytes of shared memory, got {call.device.shared_bytes}"
     return ""
 
 
 def _config(call: Call, rows: int, shares: int) -> dict[str, int]:
-    return {"rows": rows, "tiles": triton.cdiv(triton.cdiv(call.q, rows), shares)}
+    tiles = triton.cdiv(triton.cdiv(call.q, rows), shares)
+    most = (call.device.shared_bytes - _OPERAND_BYTES) // (rows * BLOCKS.value * call.itemsize)
+    return {"rows": rows, "tiles": min(tiles, most)}
 
 
 def _default_config(call: Call) -> Config:
@@ -385,6 +417,8 @@ def _run(
     left, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
     # Row k*r + 4j + l of right, as (l, 32k + j).
     by_output = right.view(call.rank, call.blocks, call.p).transpose(0, 1)
+    if bias is not None and not is_aligned(bias):
+        bias = bias.clone()
     rows = config["rows"]
     all_tiles = triton.cdiv(call.q, rows)
     tiles = min(config["tiles"], all_tiles)

@@ -23,7 +23,9 @@ from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
 from blr_kernels.ops.hopper_mix import stored_token
 
 # Products that the tensor cores are given ahead of the one that is waited for.
-AHEAD = gl.constexpr(2)
+AHEAD = gl.constexpr(1)
+# Parts of a slab that are loaded before the first tokens are asked for.
+EARLY = gl.constexpr(1)
 # Columns of the output among which the rows of the weight change places.
 GROUP_N = gl.constexpr(32)
 
@@ -55,6 +57,33 @@ def activate(y, ACTIVATION: gl.constexpr, dtype: gl.constexpr):
     elif ACTIVATION == "silu":
         y = y / (1.0 + gl.exp(-y))
     return y
+
+
+@gluon.jit
+def _load_part(
+    w_desc,
+    w_rest_desc,
+    w_smem,
+    w_rest,
+    w_ready,
+    row,
+    k: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    REST: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+):
+    """Asks for part k of a slab: its columns of step k."""
+    item: gl.constexpr = w_desc.dtype.primitive_bitwidth // 8
+    bar = w_ready.index(k)
+    mbarrier.expect(bar, (BLOCK_N + REST) * BLOCK_K * item)
+    tma.async_copy_global_to_shared(w_desc, [row, 0, 0, 0, k * BLOCK_K], bar, w_smem.index(k))
+    if REST > 0:
+        tma.async_copy_global_to_shared(
+            w_rest_desc,
+            [row + BLOCK_N // GROUP_N, 0, 0, 0, k * BLOCK_K],
+            bar,
+            w_rest.index(k),
+        )
 
 
 @gluon.jit
@@ -90,20 +119,14 @@ def _load(
     stage = 0
     phase = 1
     for unit in range(first, last):
-        if (tile == 0) | (unit == first):
+        is_fresh = (tile == 0) | (unit == first)
+        row = (batch * N + column) // GROUP_N
+        if is_fresh:
             mbarrier.wait(w_empty, (fresh & 1) ^ 1)
-            mbarrier.expect(w_ready, (BLOCK_N + REST) * steps * BLOCK_K * item)
-            row = (batch * N + column) // GROUP_N
             for k in gl.static_range(steps):
-                tma.async_copy_global_to_shared(
-                    w_desc, [row, 0, 0, 0, k * BLOCK_K], w_ready, w_smem.index(k)
-                )
-                if REST > 0:
-                    tma.async_copy_global_to_shared(
-                        w_rest_desc,
-                        [row + BLOCK_N // GROUP_N, 0, 0, 0, k * BLOCK_K],
-                        w_ready,
-                        w_rest.index(k),
+                if k < EARLY:
+                    _load_part(
+                        w_desc, w_rest_desc, w_smem, w_rest, w_ready, row, k, BLOCK_N, REST, BLOCK_K
                     )
             if fresh == 0:
                 # The weight was there before the kernel that writes a.
@@ -116,6 +139,21 @@ def _load(
             tma.async_copy_global_to_shared(
                 a_desc, [batch, k * BLOCK_K, tile * BLOCK_T], bar, a_smem.index(stage)
             )
+            # The rest of a slab comes piece by piece, so that the first product waits for little.
+            if k + EARLY < steps:
+                if is_fresh:
+                    _load_part(
+                        w_desc,
+                        w_rest_desc,
+                        w_smem,
+                        w_rest,
+                        w_ready,
+                        row,
+                        k + EARLY,
+                        BLOCK_N,
+                        REST,
+                        BLOCK_K,
+                    )
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -219,7 +257,6 @@ def _multiply(
         if (tile == 0) | (unit == first):
             if fresh > 0:
                 mbarrier.arrive(w_empty, count=1)
-            mbarrier.wait(w_ready, fresh & 1)
             fresh += 1
         if (unit - first) % 2 == consumer:
             at = batch * N + column
@@ -238,6 +275,7 @@ def _multiply(
             more = warpgroup_mma_init(gl.zeros((BLOCK_T, rest), gl.float32, rest_layout))
             for k in gl.static_range(steps):
                 stage = (step + k) % STAGES
+                mbarrier.wait(w_ready.index(k), (fresh & 1) ^ 1)
                 mbarrier.wait(ready.index(stage), ((step + k) // STAGES) & 1)
                 a = a_smem.index(stage).reshape((BLOCK_K, BLOCK_T)).permute((1, 0))
                 w = w_smem.index(k).reshape((BLOCK_N, BLOCK_K)).permute((1, 0))
@@ -343,14 +381,15 @@ def hopper_product_kernel(
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    w_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    w_ready = gl.allocate_shared_memory(gl.int64, [steps, 1], mbarrier.MBarrierLayout())
     w_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for n in gl.static_range(STAGES):
         mbarrier.init(ready.index(n), count=1)
         mbarrier.init(empty.index(n), count=1)
     for n in gl.static_range(2):
         mbarrier.init(order.index(n), count=1)
-    mbarrier.init(w_ready, count=1)
+    for n in gl.static_range(steps):
+        mbarrier.init(w_ready.index(n), count=1)
     mbarrier.init(w_empty, count=2)
     grid_launch_dependents()
     gl.warp_specialize(

@@ -42,7 +42,7 @@ MONARCH = {"ViT qkv": (768, 2304), "ViT fc1": (768, 3072), "ViT fc2": (3072, 768
 COUNTED = {
     "hopper_mix_kernel": hopper_blast._mix_bytes,
     "hopper_product_kernel": hopper_blast._product_bytes,
-    "hopper_monarch_kernel": lambda call, config: hopper_monarch._SHARED_BYTES,
+    "hopper_monarch_kernel": hopper_monarch._shared_bytes,
     "hopper_first_kernel": lambda call, config: hopper_first.first_bytes(
         call, config["first_tokens"], config["first_stages"]
     ),
