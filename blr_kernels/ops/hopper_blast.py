@@ -126,13 +126,18 @@ def _bytes_per_token(call: Call) -> int:
 def _chunk(call: Call, config: Config, *, copied: bool = False) -> int:
     """Tokens walked at once: those whose intermediate, in whole tiles, the scratch holds.
 
+    Without a size of the config's they are dealt evenly; one of its is kept to, since it fills the
+    device.
+
     Args:
         call, config: as anywhere.
         copied: whether the scratch has to hold their rows of x too.
     """
     per_token = _bytes_per_token(call) + copied * call.in_features * call.itemsize
     most = max(TILE, SCRATCH_BYTES // per_token // TILE * TILE)
-    return tokens_per_chunk(call.tokens, per_token, min(config["chunk"] or most, most))
+    if config["chunk"]:
+        return min(call.tokens, config["chunk"], most)
+    return tokens_per_chunk(call.tokens, per_token, most)
 
 
 def _z_block(call: Call, chunk: int, *, copied: bool = False) -> int:
@@ -162,7 +167,9 @@ def _configs(call: Call) -> list[Config]:
     found: list[Config] = []
     # An intermediate that the cache holds is read again from there.
     cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
-    for chunk in (0,) if cached else (0, 4096):
+    # Chunks of one tile for every multiprocessor leave none without a program.
+    full = call.device.sms * TILE
+    for chunk in (0,) if cached else (0, full, full // 2):
         tokens = _chunk(call, {"chunk": chunk})
         for outputs in _outputs(call, tokens):
             mix = _mix_config(call, tokens, outputs=outputs)
@@ -172,11 +179,10 @@ def _configs(call: Call) -> list[Config]:
 
 
 def _candidates(call: Call) -> list[Config]:
-    found = _configs(call)[:10]
-    for unroll in (2, 9):
-        other = {**found[0], "mix_unroll": min(unroll, call.blocks)}
-        if other not in found:
-            found.append(other)
+    found = _configs(call)[:12]
+    other = {**found[0], "mix_unroll": min(2, call.blocks)}
+    if other not in found:
+        found.append(other)
     return found
 
 
