@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import triton
 from torch import Tensor
 
 from blr_kernels.ops.alignment import is_aligned
-from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor, unsupported
+from blr_kernels.ops.hopper_launch import (
+    BARRIER_BYTES,
+    OPTIONS,
+    descriptor,
+    padded_tokens,
+    unsupported,
+)
 from blr_kernels.ops.hopper_mix import hopper_mix_kernel
 from blr_kernels.ops.hopper_product import hopper_product_kernel
 from blr_kernels.ops.paths import Call, Config, Path
@@ -121,36 +129,75 @@ def _bytes_per_token(call: Call) -> int:
     return call.blocks * call.rank * call.itemsize
 
 
-def _chunk(call: Call, config: Config) -> int:
-    """Tokens walked at once: multiples of a tile whose padded intermediate the scratch holds."""
-    most = SCRATCH_BYTES // _bytes_per_token(call) - 2 * TILE
+def chunk_tokens(call: Call, config: Config, bytes_per_token: int) -> int:
+    """Tokens walked at once: multiples of a tile whose padded intermediate the scratch holds.
+
+    Args:
+        bytes_per_token: of the intermediate.
+    """
+    most = SCRATCH_BYTES // bytes_per_token - 2 * TILE
     return tokens_per_chunk(
-        call.tokens, _bytes_per_token(call), max(TILE, min(config["chunk"] or most, most))
+        call.tokens, bytes_per_token, max(TILE, min(config["chunk"] or most, most))
     )
 
 
-def _z_block(chunk: int) -> int:
-    """Tokens of the intermediate for ``chunk`` tokens: whole tiles, and an odd number of them.
+def walk(
+    call: Call, x: Tensor, chunk: int, bytes_per_token: int
+) -> tuple[int, Iterator[tuple[slice, Tensor, bool]]]:
+    """Walks x in chunks, copied where TMA cannot read it.
 
-    Rows that lie a power of two apart would share few of the cache's sets.
+    Args:
+        x: ``(tokens, in)``.
+        chunk, bytes_per_token: as ``chunk_tokens`` gives and takes them.
+
+    Returns:
+        Tokens of a chunk, which are fewer where copies share the scratch, and for each chunk its
+        tokens, its rows ``(tokens, in)`` of x, and whether these and all other inputs are older
+        than the kernel in front: a kernel of this very call.
     """
-    tiles = -(-chunk // TILE)
-    return (tiles + 1 - tiles % 2) * TILE
+    rows: Tensor | None = None
+    if not is_aligned(x):
+        # What is copied counts as scratch too.
+        share = SCRATCH_BYTES // (bytes_per_token + call.in_features * call.itemsize)
+        chunk = min(chunk, max(TILE, (share - 2 * TILE) // TILE * TILE))
+        rows = x.new_empty((chunk, call.in_features))
+
+    def chunks() -> Iterator[tuple[slice, Tensor, bool]]:
+        for start in range(0, call.tokens, chunk):
+            stop = min(start + chunk, call.tokens)
+            part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])
+            # A copy just made may be read once its kernel has ended, not before.
+            yield slice(start, stop), part, start > 0 and rows is None
+
+    return chunk, chunks()
 
 
-def _configs(call: Call) -> list[Config]:
-    """Configs worth timing, the likely best first; none where shared memory is too small."""
+def _chunk(call: Call, config: Config) -> int:
+    """Tokens walked at once."""
+    return chunk_tokens(call, config, _bytes_per_token(call))
+
+
+def product_configs(call: Call) -> list[dict[str, int]]:
+    """The second kernel's part of configs worth timing, the likely best first.
+
+    None where shared memory does not hold even the smallest slab of the weight.
+    """
     # Without a remainder where there is a choice: what a step reads beyond the rank, of the next
     # block, is multiplied by zero, which an infinite value survives.
     inner = 128 if call.rank % 128 == 0 else TILE
     shapes = [(256, 64), (128, 64), (192, 64), (64, 128)]
     if call.tokens <= _MANY_TOKENS:
         shapes = shapes[::-1]  # a small slab is there sooner
-    products = [
+    return [
         product
         for columns, tokens in shapes
         if (product := _product_config(call, columns=columns, tokens=tokens, inner=inner))
     ]
+
+
+def _configs(call: Call) -> list[Config]:
+    """Configs worth timing, the likely best first; none where shared memory is too small."""
+    products = product_configs(call)
     found: list[Config] = []
     # An intermediate that the cache holds is read again from there.
     cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
@@ -176,14 +223,23 @@ def _default_config(call: Call) -> Config:
     return _configs(call)[0]
 
 
-def _why_not(call: Call) -> str:
+def unsupported_blast(call: Call) -> str:
+    """The reason why ``launch_product`` or TMA cannot take the call, "" if they can."""
     if reason := unsupported(call):
         return reason
     for name, size, step in (("p", call.p, 8), ("rank", call.rank, 8), ("q", call.q, TILE)):
         if size % step:
             return f"it needs {name} to be a multiple of {step}, got {size}"
-    if not _configs(call):
+    if not product_configs(call):
         return f"rank {call.rank} is too large for a slab of the weight in shared memory"
+    return ""
+
+
+def _why_not(call: Call) -> str:
+    if reason := unsupported_blast(call):
+        return reason
+    if not _configs(call):
+        return f"rank {call.rank} is too large for the first kernel's shared memory"
     return ""
 
 
@@ -245,6 +301,8 @@ def launch_product(
     activation: Activation | None,
     out: Tensor,
     config: Config,
+    *,
+    group: int = 0,
 ) -> None:
     """Launches ``hopper_product_kernel`` once.
 
@@ -253,6 +311,8 @@ def launch_product(
         left: ``(b, q, r)``, contiguous.
         bias: ``(b*q)`` or None.
         out: written; ``(tokens, b*q)``, contiguous.
+        group: of how many tokens each z has in the order of ``hopper_mix.stored_token``; 0 for
+            what ``launch_mix`` writes with this config.
     """
     blocks, rank, z_block = z.shape
     columns, tile_tokens = config["product_columns"], config["product_tokens"]
@@ -276,7 +336,7 @@ def launch_product(
         K=rank,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
-        GROUP=TILE if config["mix_split"] else TILE // 2,
+        GROUP=group or (TILE if config["mix_split"] else TILE // 2),
         BLOCK_T=tile_tokens,
         BLOCK_N=block_n,
         REST=rest,
@@ -296,25 +356,24 @@ def _run(
     config: Config,
 ) -> None:
     left, coupling, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
-    chunk = _chunk(call, config)
-    rows = None
-    if not is_aligned(x):
-        # What is copied counts as scratch too.
-        share = SCRATCH_BYTES // (_bytes_per_token(call) + call.in_features * call.itemsize)
-        chunk = min(chunk, max(TILE, (share - 2 * TILE) // TILE * TILE))
-        rows = x.new_empty((chunk, call.in_features))
-    z = x.new_empty((call.blocks, call.rank, _z_block(chunk)))
-    for start in range(0, call.tokens, chunk):
-        stop = min(start + chunk, call.tokens)
-        part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])
-        # A copy just made may be read once its kernel has ended, not before.
-        late = start > 0 and rows is None
+    chunk, parts = walk(call, x, _chunk(call, config), _bytes_per_token(call))
+    z = x.new_empty((call.blocks, call.rank, padded_tokens(chunk)))
+    for tokens, part, late in parts:
         launch_mix(call, part, coupling, right, z, config, late=late)
-        launch_product(call, z, left, bias, activation, out[start:stop], config)
+        launch_product(call, z, left, bias, activation, out[tokens], config)
+
+
+def has_wide_inputs(call: Call) -> bool:
+    """Whether the first products are better computed apart from the mixing: see ``hopper_apart``.
+
+    The more tokens a program of theirs has, the less is read of ``right``, which is the larger
+    factor; the accumulators of the mixing leave no room for many.
+    """
+    return call.p > call.q and call.blocks <= _WIDE_ACCUMULATORS and call.tokens > _MANY_TOKENS
 
 
 def _suits(call: Call) -> bool:
-    return call.tokens >= _ENOUGH_TOKENS
+    return call.tokens >= _ENOUGH_TOKENS and not has_wide_inputs(call)
 
 
 PATH = Path(

@@ -19,6 +19,9 @@ OPTIONS: Final = {"num_warps": 4, "maxnreg": 168, "launch_pdl": True}
 BARRIER_BYTES: Final = 1024
 """Shared memory to keep free for barriers."""
 
+TILE_TOKENS: Final = 64
+"""Tokens of the tiles in which kernels hand an intermediate to each other."""
+
 
 def unsupported(call: Call) -> str:
     """The reason why no such kernel takes the call's device or dtype, "" if they do."""
@@ -35,3 +38,12 @@ def descriptor(tensor: Tensor, block: list[int]) -> TensorDescriptor:
     # The layout depends on the width of an element alone.
     layout = NVMMASharedLayout.get_default_for(block, bfloat16)
     return TensorDescriptor.from_tensor(tensor, block, layout)
+
+
+def padded_tokens(tokens: int) -> int:
+    """Length of an intermediate's rows for ``tokens`` tokens: whole tiles, an odd number of them.
+
+    Rows that lie a power of two apart would share few of the cache's sets.
+    """
+    tiles = -(-tokens // TILE_TOKENS)
+    return (tiles + 1 - tiles % 2) * TILE_TOKENS

@@ -23,8 +23,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from blr_kernels import Blast
-from blr_kernels.ops import hopper_blast, hopper_monarch
-from blr_kernels.ops.paths import Call, Config, find_path
+from blr_kernels.ops import hopper_blast, hopper_first, hopper_monarch
+from blr_kernels.ops.paths import Call, Config, Path, find_path
 
 LAYERS: list[tuple[str, Blast, int, int]] = [
     ("DiT qkv", Blast(9, 384), 1152, 3456),
@@ -35,6 +35,7 @@ LAYERS: list[tuple[str, Blast, int, int]] = [
     ("Llama-1B attention", Blast(16, 256), 2048, 2048),
     ("two blocks", Blast(2, 64), 128, 256),
     ("odd rank", Blast(9, 40), 648, 1152),
+    ("one block", Blast(1, 40), 1024, 192),
 ]
 
 MONARCH = {"ViT qkv": (768, 2304), "ViT fc1": (768, 3072), "ViT fc2": (3072, 768)}
@@ -43,6 +44,10 @@ COUNTED = {
     "hopper_mix_kernel": hopper_blast._mix_bytes,
     "hopper_product_kernel": hopper_blast._product_bytes,
     "hopper_monarch_kernel": lambda call, config: hopper_monarch._SHARED_BYTES,
+    "hopper_first_kernel": lambda call, config: hopper_first.first_bytes(
+        call, config["first_tokens"], config["first_stages"]
+    ),
+    "mix_apart_kernel": lambda call, config: 0,
 }
 """What the host says that a kernel takes of shared memory."""
 
@@ -81,11 +86,12 @@ def monarch_call(layer: str, tokens: int) -> Call:
 
 
 def compile_call(
-    call: Call, config: Config, activation: Any = None, *, unaligned: str = ""
+    path: Path, call: Call, config: Config, activation: Any = None, *, unaligned: str = ""
 ) -> tuple[list[tuple[str, Any]], int]:
     """Name and compiled kernel of each launch of a call with bias, and its scratch in bytes.
 
     Args:
+        path: of the call's op.
         unaligned: the operand whose address is no multiple of 16, "" for none.
     """
     COMPILED.clear()
@@ -108,7 +114,7 @@ def compile_call(
     bias = empty("bias", call.out_features)
     out = empty("out", call.tokens, call.out_features)
     with Scratch(x, *factors, bias, out) as scratch:
-        find_path(call.op, "hopper").run(call, x, factors, bias, activation, out, config)
+        path.run(call, x, factors, bias, activation, out, config)
     return list(COMPILED.values()), scratch.peak
 
 
@@ -130,10 +136,17 @@ def assembled(ptx: str) -> str | None:
     return run.stdout + run.stderr
 
 
+def path_of(kind: str) -> Path:
+    """The path whose launches are compiled."""
+    if kind.startswith("apart "):
+        return find_path("blast", "apart")
+    return find_path("monarch" if kind.startswith("monarch ") else "blast", "hopper")
+
+
 def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
     """Call, config, activation and unaligned operand of what is compiled."""
-    path = find_path("blast", "hopper")
-    monarch = find_path("monarch", "hopper")
+    path = path_of(kind)
+    kind = kind.removeprefix("apart ")
     half, short = torch.bfloat16, torch.float16
     if kind == "default":
         for layer in LAYERS:
@@ -144,7 +157,8 @@ def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
             call = call_of(layer, 16_384, short)
             yield call, path.default_config(call), None, ""
         # The most tokens of which the scratch holds the intermediate, and no multiple of a tile.
-        call = call_of(LAYERS[0], 2**26 // (9 * 384 * 2), half)
+        per_token = 9 * 384 * 2 * (2 if path.name == "apart" else 1)
+        call = call_of(LAYERS[0], 2**26 // per_token, half)
         yield call, path.default_config(call), None, ""
     elif kind == "activations":
         for layer in LAYERS:
@@ -168,7 +182,7 @@ def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
             for tokens in (197, 1000, 6304):
                 call = monarch_call(layer, tokens)
                 only_default = kind == "monarch default"
-                found = [monarch.default_config(call)] if only_default else monarch.candidates(call)
+                found = [path.default_config(call)] if only_default else path.candidates(call)
                 for config in found:
                     yield call, config, None if only_default else "gelu", ""
     elif kind == "monarch unaligned":
@@ -176,7 +190,7 @@ def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
             # x at the last takes more than the scratch.
             for tokens in (197, 2**26 // (3072 * 2) + 1) if operand == "x" else (197,):
                 call = monarch_call("ViT fc2", tokens)
-                yield call, monarch.default_config(call), None, operand
+                yield call, path.default_config(call), None, operand
     else:
         raise ValueError(f"what to compile must be one of those above, got {kind!r}")
 
@@ -188,7 +202,9 @@ def rows_of(kind: str) -> Iterator[dict[str, Any]]:
         what = f"{layer} {call.tokens} tokens {call.dtype} {activation} {dict(config)}"
         row = {"kind": kind, "layer": layer, "tokens": call.tokens, "unaligned": unaligned}
         try:
-            kernels, scratch = compile_call(call, config, activation, unaligned=unaligned)
+            kernels, scratch = compile_call(
+                path_of(kind), call, config, activation, unaligned=unaligned
+            )
         except Exception as error:
             yield {**row, "what": what, "failed": f"{type(error).__name__}: {error}"}
             continue
