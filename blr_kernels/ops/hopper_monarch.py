@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from blr_kernels.ops.alignment import is_aligned
 from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
 from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor, unsupported
-from blr_kernels.ops.hopper_product import activate
+from blr_kernels.ops.hopper_product import activate, stored_layout
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_config import SCRATCH_BYTES
 from blr_kernels.reference import Activation
@@ -102,18 +102,6 @@ def _load(
                 phase ^= 1
 
 
-@gluon.constexpr_function
-def _stored():
-    """Layout (64 tokens, 128 outputs) of a stage's accumulators, interleaved."""
-    return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [0, 4], [0, 32], [0, 64], [8, 0]],
-        lane_bases=[[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
-        block_bases=[],
-        shape=[64, 128],
-    )
-
-
 @gluon.jit
 def _first_product(
     ring,
@@ -167,7 +155,7 @@ def _multiply(
     steps: gl.constexpr = (P + TILE - 1) // TILE
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    stored: gl.constexpr = _stored()
+    stored: gl.constexpr = stored_layout(TILE, INNER * BLOCKS)
     for half in gl.static_range(2):
         first = half * 2 * steps
         even = _first_product(ring, ready, empty, first, consumer, steps, wide)
@@ -341,17 +329,23 @@ def hopper_monarch_kernel(
     )
 
 
-_MANY_TOKENS = 1024
 _SHARED_BYTES = 24 * TILE.value * TILE.value * 2 + BARRIER_BYTES
 
 
-def _why_not(call: Call) -> str:
+def unsupported_monarch(call: Call) -> str:
+    """The reason why no kernel for Monarch on Hopper takes the call, "" if they do."""
     if reason := unsupported(call):
         return reason
     if (call.blocks, call.inner) != (BLOCKS.value, INNER.value):
         return f"it takes 4 blocks of rank 128, got {call.blocks} of rank {call.rank}"
     if call.p % 8:
         return f"it needs p to be a multiple of 8, got {call.p}"
+    return ""
+
+
+def _why_not(call: Call) -> str:
+    if reason := unsupported_monarch(call):
+        return reason
     if call.device.shared_bytes < _SHARED_BYTES:
         return f"it needs {_SHARED_BYTES} bytes of shared memory, got {call.device.shared_bytes}"
     return ""
@@ -421,8 +415,8 @@ def _run(
 
 
 def _suits(call: Call) -> bool:
-    # Every program reads all of right, which few tokens do not repay where it is the larger factor.
-    return call.p <= call.q or call.tokens > _MANY_TOKENS
+    # Every program reads all of right, which is not repaid where it is the larger factor.
+    return call.p <= call.q
 
 
 PATH = Path("hopper", "monarch", _why_not, _default_config, _candidates, _run, suits=_suits)

@@ -1,0 +1,474 @@
+"""Monarch on Hopper by two kernels, for layers whose input blocks are wide.
+
+The first, of ``hopper_first``, writes the products with ``right``, regrouped by output block; the
+second, below, multiplies them with ``left``. A program of either keeps a part of its weight in
+shared memory and streams tokens past it, where the one kernel of ``hopper_monarch`` reads all of
+``right`` for every 64 tokens.
+"""
+
+# Gluon gives a kernel's parameters their types at launch.
+# mypy: disable-error-code="no-untyped-def, assignment"
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from blr_kernels.ops.alignment import is_aligned
+from blr_kernels.ops.hopper_first import BLOCK_K, first_bytes, launch_first
+from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
+from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor
+from blr_kernels.ops.hopper_mix import stored_token
+from blr_kernels.ops.hopper_monarch import BLOCKS, TILE, unsupported_monarch
+from blr_kernels.ops.hopper_product import activate, stored_layout
+from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_config import SCRATCH_BYTES, tokens_per_chunk
+from blr_kernels.reference import Activation
+
+RANK = gl.constexpr(128)
+GROUP = gl.constexpr(32)  # tokens in a group of stored_token
+PIECE = gl.constexpr(128)  # most outputs in a row that a consumer finishes at once
+
+
+@gluon.jit
+def _load(
+    h_desc,
+    left_desc,
+    h_smem,
+    left_smem,
+    ready,
+    empty,
+    left_ready,
+    first,
+    last,
+    row,
+    COLUMNS: gl.constexpr,
+    BOTH: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """The producer: one warp that issues every TMA load."""
+    parts: gl.constexpr = 2 if BOTH else 1
+    item: gl.constexpr = h_desc.dtype.primitive_bitwidth // 8
+    # left was there before the kernel that writes h.
+    mbarrier.expect(left_ready, parts * BLOCKS * COLUMNS * RANK * item)
+    for part in gl.static_range(parts):
+        for i in gl.static_range(BLOCKS):
+            tma.async_copy_global_to_shared(
+                left_desc,
+                [i, row + part * COLUMNS, 0],
+                left_ready,
+                left_smem.index(part * BLOCKS + i),
+            )
+    grid_wait()
+    stage = 0
+    phase = 1
+    for tile in range(first, last):
+        for i in gl.static_range(BLOCKS):
+            mbarrier.wait(empty.index(stage), phase)
+            bar = ready.index(stage)
+            mbarrier.expect(bar, RANK * TILE * item)
+            tma.async_copy_global_to_shared(
+                h_desc, [i * RANK, tile * TILE], bar, h_smem.index(stage)
+            )
+            stage += 1
+            if stage == STAGES:
+                stage = 0
+                phase ^= 1
+
+
+@gluon.jit
+def _multiply(
+    out_ptr,
+    bias_ptr,
+    h_smem,
+    left_smem,
+    ready,
+    empty,
+    left_ready,
+    first,
+    last,
+    row,
+    tokens,
+    consumer: gl.constexpr,
+    Q: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    BOTH: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """A consumer warp group: every token tile for half of the rows, or every second tile."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    width: gl.constexpr = BLOCKS * COLUMNS if BLOCKS * COLUMNS < PIECE else PIECE
+    pieces: gl.constexpr = BLOCKS * COLUMNS // width
+    stored: gl.constexpr = stored_layout(TILE, width)
+    own: gl.constexpr = consumer if BOTH else 0
+    skip: gl.constexpr = 0 if BOTH else consumer
+    stride: gl.constexpr = 1 if BOTH else 2
+    position = gl.arange(0, TILE, gl.SliceLayout(1, stored))
+    token_of = position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
+    column = (row + own * COLUMNS) * BLOCKS + gl.arange(0, width, gl.SliceLayout(0, stored))
+    grid_wait()
+    mbarrier.wait(left_ready, 0)
+    for tile in range(first + skip, last, stride):
+        bias = ()
+        for piece in gl.static_range(pieces):
+            at = column + piece * width
+            values = at
+            if HAS_BIAS:
+                values = gl.load(bias_ptr + at, mask=at < BLOCKS * Q, other=0.0)
+            bias = bias + (values,)  # noqa: RUF005
+        step = (tile - first) * BLOCKS
+        # From the compiler, which part of left it is: it would work out the addresses of all of
+        # them ahead, and have no registers for them.
+        weight = own * BLOCKS + gl.inline_asm_elementwise(
+            "mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+        sums = ()
+        for i in gl.static_range(BLOCKS):
+            stage = (step + i) % STAGES
+            mbarrier.wait(ready.index(stage), ((step + i) // STAGES) & 1)
+            acc = warpgroup_mma_init(gl.zeros((TILE, COLUMNS), gl.float32, layout))
+            acc = warpgroup_mma(
+                h_smem.index(stage).permute((1, 0)),
+                left_smem.index(weight + i).reshape((COLUMNS, RANK)).permute((1, 0)),
+                acc,
+                is_async=True,
+            )
+            sums = sums + (acc,)  # noqa: RUF005
+        # The stage of each product is loaded anew while those behind it are computed.
+        done = warpgroup_mma_wait(BLOCKS - 1, deps=sums)
+        for i in gl.static_range(BLOCKS):
+            if i > 0:
+                done = warpgroup_mma_wait(BLOCKS - 1 - i, deps=done)
+            mbarrier.arrive(empty.index((step + i) % STAGES), count=1)
+        front, back = gl.join(done[0], done[1]), gl.join(done[2], done[3])
+        y = gl.join(front, back).permute((0, 1, 3, 2)).reshape((TILE, pieces, width))
+        whole = y.reshape((TILE, BLOCKS * COLUMNS))
+        split = gl.split(y.permute((0, 2, 1))) if pieces == 2 else (whole,)
+        token = tile * TILE + token_of
+        out_row = out_ptr + token.to(gl.int64) * (BLOCKS * Q)
+        for piece in gl.static_range(pieces):
+            at = column + piece * width
+            part = gl.convert_layout(split[piece], stored, assert_trivial=True)
+            if HAS_BIAS:
+                part = part + gl.expand_dims(bias[piece].to(gl.float32), 0)
+            part = activate(part, ACTIVATION, out_ptr.dtype.element_ty)
+            gl.store(
+                gl.expand_dims(out_row, 1) + gl.expand_dims(at, 0),
+                part.to(out_ptr.dtype.element_ty),
+                mask=gl.expand_dims(token < tokens, 1) & gl.expand_dims(at < BLOCKS * Q, 0),
+            )
+
+
+@gluon.jit(do_not_specialize=["tokens"])
+def hopper_monarch_second_kernel(
+    h_desc,  # (4 * 128, h_block), blocks of (128, 64); tokens in the order of stored_token
+    left_desc,  # (4, Q, 128), blocks of (1, COLUMNS, 128)
+    out_ptr,  # (tokens, 4 * Q), contiguous
+    bias_ptr,  # (4 * Q,); unused unless HAS_BIAS
+    tokens,
+    Q: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    COLUMNS: gl.constexpr,  # rows s of every output block that a consumer multiplies by
+    BOTH: gl.constexpr,  # the consumers share a token tile and have COLUMNS each, or take turns
+    STAGES: gl.constexpr,  # where they take turns, a multiple of 8
+):
+    """``out[t, 4s + l] = act(sum_K left[l, s, K] * h[l, K, t] + bias[4s + l])``.
+
+    A program keeps a slab of ``left``, rows s of all four output blocks. The programs of the slabs
+    form a group and walk the same tokens at the same time, so that memory is read once for all of
+    them. The groups take equal runs of the token tiles.
+    """
+    parts: gl.constexpr = 2 if BOTH else 1
+    slabs: gl.constexpr = (Q + parts * COLUMNS - 1) // (parts * COLUMNS)
+    tiles = (tokens + TILE - 1) // TILE
+    group = gl.program_id(0) // slabs
+    row = (gl.program_id(0) % slabs) * (parts * COLUMNS)
+    groups = gl.num_programs(0) // slabs
+    first = (group * tiles) // groups
+    last = ((group + 1) * tiles) // groups
+
+    h_smem = gl.allocate_shared_memory(h_desc.dtype, [STAGES, RANK, TILE], h_desc.layout)
+    left_smem = gl.allocate_shared_memory(
+        left_desc.dtype, [parts * BLOCKS, 1, COLUMNS, RANK], left_desc.layout
+    )
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    left_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    # Consumers that take turns never share a stage: one that is a round ahead of the other could
+    # not tell from a barrier's parity which round it is in.
+    gl.static_assert(BOTH or STAGES % (2 * BLOCKS) == 0)
+    for n in gl.static_range(STAGES):
+        mbarrier.init(ready.index(n), count=1)
+        mbarrier.init(empty.index(n), count=parts)
+    mbarrier.init(left_ready, count=1)
+    grid_launch_dependents()
+    gl.warp_specialize(
+        [
+            (
+                _multiply,
+                (
+                    out_ptr,
+                    bias_ptr,
+                    h_smem,
+                    left_smem,
+                    ready,
+                    empty,
+                    left_ready,
+                    first,
+                    last,
+                    row,
+                    tokens,
+                    0,
+                    Q,
+                    HAS_BIAS,
+                    ACTIVATION,
+                    COLUMNS,
+                    BOTH,
+                    STAGES,
+                ),
+            ),
+            (
+                _multiply,
+                (
+                    out_ptr,
+                    bias_ptr,
+                    h_smem,
+                    left_smem,
+                    ready,
+                    empty,
+                    left_ready,
+                    first,
+                    last,
+                    row,
+                    tokens,
+                    1,
+                    Q,
+                    HAS_BIAS,
+                    ACTIVATION,
+                    COLUMNS,
+                    BOTH,
+                    STAGES,
+                ),
+            ),
+            (
+                _load,
+                (
+                    h_desc,
+                    left_desc,
+                    h_smem,
+                    left_smem,
+                    ready,
+                    empty,
+                    left_ready,
+                    first,
+                    last,
+                    row,
+                    COLUMNS,
+                    BOTH,
+                    STAGES,
+                ),
+            ),
+        ],
+        [4, 1],
+        [240, 24],
+    )
+
+
+_MANY_TOKENS = 1024
+_FIRST_TOKENS = (64, 128, 192, 256)  # that a program of the first kernel may take
+# From so many rows on, slabs of 128 halve what is read of h; of fewer, the last is half empty.
+_TALL = 512
+
+
+def _first_stages(call: Call, tokens: int, shared_bytes: int) -> int:
+    """Stages that the first kernel has use and room for, of which it wants two."""
+    stages = max(2, triton.cdiv(call.p, BLOCK_K.value))
+    while stages and first_bytes(call, tokens, stages) > shared_bytes:
+        stages -= 1
+    return stages
+
+
+def _slab(config: Config) -> int:
+    """Rows s of every output block that a program of the second kernel keeps."""
+    return config["second_columns"] * (2 if config["second_both"] else 1)
+
+
+def _second_stages(config: Config) -> int:
+    """Stages of the second kernel's ring."""
+    return 2 * BLOCKS.value if _slab(config) <= 64 else 6
+
+
+def _second_bytes(config: Config) -> int:
+    """Shared memory of the second kernel."""
+    rows = BLOCKS.value * _slab(config) + _second_stages(config) * TILE.value
+    return rows * RANK.value * 2 + BARRIER_BYTES
+
+
+def _second_configs(call: Call) -> list[dict[str, int]]:
+    """The second kernel's part of configs, the likely best first."""
+    tiles = triton.cdiv(call.tokens, TILE.value)
+    few = [{"second_columns": c, "second_both": both} for c, both in ((16, 0), (16, 1), (32, 1))]
+    # Where it fits, every program has one tile, and as small a slab as possible.
+    small = [
+        config for config in few if triton.cdiv(call.q, _slab(config)) * tiles <= call.device.sms
+    ]
+    both = int(call.q >= _TALL)
+    wide = [{"second_columns": 64, "second_both": b} for b in (both, 1 - both)]
+    return [*small, *wide, few[-1], {"second_columns": 32, "second_both": 0}][:4]
+
+
+def _bytes_per_token(call: Call) -> int:
+    return BLOCKS.value * RANK.value * call.itemsize
+
+
+def _chunk(call: Call, copied: bool) -> int:
+    """Tokens walked at once: as many as the scratch holds of h, padded, and of copied x."""
+    size = _bytes_per_token(call) + (call.in_features * call.itemsize if copied else 0)
+    most = max(TILE.value, SCRATCH_BYTES // size - 2 * TILE.value)
+    return tokens_per_chunk(call.tokens, size, most)
+
+
+def _h_block(chunk: int) -> int:
+    """Tokens that h has room for: whole tiles, and an odd number of them.
+
+    Rows that lie a power of two apart would share few of the cache's sets.
+    """
+    return (triton.cdiv(chunk, TILE.value) | 1) * TILE.value
+
+
+def launch_second(
+    call: Call,
+    h: Tensor,
+    left: Tensor,
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    """Launches ``hopper_monarch_second_kernel`` once.
+
+    Args:
+        h: ``(4, 128, h_block)`` as ``launch_first`` writes it.
+        left: ``(4, q, 128)``, contiguous.
+        bias: ``(4*q)`` or None.
+        out: written; ``(tokens, 4*q)``, contiguous.
+    """
+    columns = config["second_columns"]
+    slabs = triton.cdiv(call.q, _slab(config))
+    groups = min(triton.cdiv(out.shape[0], TILE.value), max(1, call.device.sms // slabs))
+    hopper_monarch_second_kernel[(groups * slabs,)](
+        descriptor(h.view(-1, h.shape[-1]), [RANK.value, TILE.value]),
+        descriptor(left, [1, columns, RANK.value]),
+        out,
+        bias,
+        out.shape[0],
+        Q=call.q,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=activation or "none",
+        COLUMNS=columns,
+        BOTH=bool(config["second_both"]),
+        STAGES=_second_stages(config),
+        **OPTIONS,
+    )
+
+
+def _run(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
+    copied = not is_aligned(x)
+    chunk = _chunk(call, copied)
+    rows = x.new_empty((chunk, call.in_features)) if copied else None
+    h = x.new_empty((BLOCKS.value, RANK.value, _h_block(chunk)))
+    for start in range(0, call.tokens, chunk):
+        stop = min(start + chunk, call.tokens)
+        part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])
+        launch_first(
+            call,
+            part,
+            right,
+            h,
+            tokens_tile=config["first_tokens"],
+            stages=config["first_stages"],
+            grouped=True,
+        )
+        launch_second(call, h, left, bias, activation, out[start:stop], config)
+
+
+def _first_configs(call: Call) -> list[dict[str, int]]:
+    """The first kernel's part of configs, the likely best first."""
+
+    def cost(tokens: int) -> int:
+        """What the busiest multiprocessor reads a step: its programs' rows of x and right."""
+        programs = triton.cdiv(call.tokens, tokens) * BLOCKS.value
+        return triton.cdiv(programs, call.device.sms) * (RANK.value + tokens)
+
+    found: list[dict[str, int]] = []
+    for tokens in sorted(_FIRST_TOKENS, key=cost):
+        crowded = triton.cdiv(call.tokens, tokens) * BLOCKS.value > call.device.sms
+        # Two programs of small tiles share a multiprocessor where there are enough of them.
+        small = tokens <= TILE.value
+        for programs in (2, 1) if small and crowded else (1,):
+            stages = _first_stages(call, tokens, call.device.shared_bytes // programs)
+            config = {"first_tokens": tokens, "first_stages": stages}
+            if config not in found:
+                found.append(config)
+    return found
+
+
+def _candidates(call: Call) -> list[Config]:
+    first, second = _first_configs(call), _second_configs(call)
+    pairs = [(one, second[0]) for one in first] + [(first[0], two) for two in second]
+    found: list[Config] = []
+    for one, two in pairs:
+        if (config := {**one, **two}) not in found:
+            found.append(config)
+    return found
+
+
+def _default_config(call: Call) -> Config:
+    return _candidates(call)[0]
+
+
+def _why_not(call: Call) -> str:
+    if reason := unsupported_monarch(call):
+        return reason
+    most = max(map(_second_bytes, _second_configs(call)))
+    if call.device.shared_bytes < most:
+        return f"it needs {most} bytes of shared memory, got {call.device.shared_bytes}"
+    return ""
+
+
+def _suits(call: Call) -> bool:
+    # For few tokens the chain of two kernels takes longer than either's work.
+    return call.p > call.q and call.tokens > _MANY_TOKENS
+
+
+PATH = Path(
+    "hopper_two",
+    "monarch",
+    _why_not,
+    _default_config,
+    _candidates,
+    _run,
+    suits=_suits,
+    separable=True,
+)
