@@ -6,19 +6,25 @@ import triton
 from torch import Tensor
 
 from blr_kernels.ops.alignment import is_aligned
-from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor, unsupported
+from blr_kernels.ops.hopper_launch import (
+    BARRIER_BYTES,
+    OPTIONS,
+    descriptor,
+    unsupported,
+)
 from blr_kernels.ops.hopper_mix import hopper_mix_kernel
 from blr_kernels.ops.hopper_product import hopper_product_kernel
+from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens, walk
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_config import SCRATCH_BYTES, accumulators, tokens_per_chunk
+from blr_kernels.ops.triton_config import accumulators
 from blr_kernels.reference import Activation
 
 TILE = 64
 """Tokens and rank of a tile of the first kernel."""
 
 _MAX_STAGES = 12
-# A stage of the product is free again once two more are multiplied.
-_MIN_STAGES = 3
+# A stage of the product is free again once another one is multiplied.
+_MIN_STAGES = 2
 _UNROLL = 3  # products in a row that the tensor cores compute without a pause
 _MANY_TOKENS = 1024
 _ENOUGH_TOKENS = 512
@@ -55,7 +61,8 @@ def _product_bytes(call: Call, config: Config) -> int:
     block_k = config["product_inner"]
     slab = config["product_columns"] * _ceil(call.rank, block_k)
     ring = config["product_stages"] * config["product_tokens"] * block_k
-    return (slab + ring) * call.itemsize + BARRIER_BYTES
+    bias = 2 * config["product_columns"]
+    return (slab + ring + bias) * call.itemsize + BARRIER_BYTES
 
 
 def _mix_config(call: Call, tokens: int, *, outputs: int) -> dict[str, int] | None:
@@ -124,46 +131,30 @@ def _bytes_per_token(call: Call) -> int:
 
 
 def _chunk(call: Call, config: Config, *, copied: bool = False) -> int:
-    """Tokens walked at once: those whose intermediate, in whole tiles, the scratch holds.
+    """Tokens walked at once."""
+    return chunk_tokens(call, _bytes_per_token(call), config["chunk"], copied=copied)
 
-    Without a size of the config's they are dealt evenly; one of its is kept to, since it fills the
-    device.
 
-    Args:
-        call, config: as anywhere.
-        copied: whether the scratch has to hold their rows of x too.
+def product_configs(call: Call) -> list[dict[str, int]]:
+    """The second kernel's part of configs worth timing, the likely best first.
+
+    None where shared memory does not hold even the smallest slab of the weight.
     """
-    per_token = _bytes_per_token(call) + copied * call.in_features * call.itemsize
-    most = max(TILE, SCRATCH_BYTES // per_token // TILE * TILE)
-    if config["chunk"]:
-        return min(call.tokens, config["chunk"], most)
-    return tokens_per_chunk(call.tokens, per_token, most)
-
-
-def _z_block(call: Call, chunk: int, *, copied: bool = False) -> int:
-    """Tokens of the intermediate for ``chunk`` tokens: whole tiles, and if the scratch holds one
-    more an odd number of them.
-
-    Rows that lie a power of two apart would share few of the cache's sets.
-    """
-    room = SCRATCH_BYTES - copied * chunk * call.in_features * call.itemsize
-    tiles = -(-chunk // TILE)
-    odd = tiles + 1 - tiles % 2
-    return (odd if odd * TILE * _bytes_per_token(call) <= room else tiles) * TILE
-
-
-def _configs(call: Call) -> list[Config]:
-    """Configs worth timing, the likely best first; none where shared memory is too small."""
     # A step that reaches beyond the rank multiplies zeros.
     inner = 128 if call.rank % 128 == 0 else TILE
     shapes = [(256, 64), (128, 64), (192, 64), (64, 128)]
     if call.tokens <= _MANY_TOKENS:
         shapes = shapes[::-1]  # a small slab is there sooner
-    products = [
+    return [
         product
         for columns, tokens in shapes
         if (product := _product_config(call, columns=columns, tokens=tokens, inner=inner))
     ]
+
+
+def _configs(call: Call) -> list[Config]:
+    """Configs worth timing, the likely best first; none where shared memory is too small."""
+    products = product_configs(call)
     found: list[Config] = []
     # An intermediate that the cache holds is read again from there.
     cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
@@ -190,14 +181,23 @@ def _default_config(call: Call) -> Config:
     return _configs(call)[0]
 
 
-def _why_not(call: Call) -> str:
+def unsupported_blast(call: Call) -> str:
+    """The reason why ``launch_product`` or TMA cannot take the call, "" if they can."""
     if reason := unsupported(call):
         return reason
     for name, size, step in (("p", call.p, 8), ("rank", call.rank, 8), ("q", call.q, TILE)):
         if size % step:
             return f"it needs {name} to be a multiple of {step}, got {size}"
-    if not _configs(call):
+    if not product_configs(call):
         return f"rank {call.rank} is too large for a slab of the weight in shared memory"
+    return ""
+
+
+def _why_not(call: Call) -> str:
+    if reason := unsupported_blast(call):
+        return reason
+    if not _configs(call):
+        return f"rank {call.rank} is too large for the first kernel's shared memory"
     return ""
 
 
@@ -259,6 +259,8 @@ def launch_product(
     activation: Activation | None,
     out: Tensor,
     config: Config,
+    *,
+    group: int = 0,
 ) -> None:
     """Launches ``hopper_product_kernel`` once.
 
@@ -267,6 +269,8 @@ def launch_product(
         left: ``(b, q, r)``, contiguous.
         bias: ``(b*q)`` or None.
         out: written; ``(tokens, b*q)``, contiguous.
+        group: of how many tokens each z has in the order of ``hopper_mix.stored_token``; 0 for
+            what ``launch_mix`` writes with this config.
     """
     blocks, rank, _ = z.shape
     columns, tile_tokens = config["product_columns"], config["product_tokens"]
@@ -290,7 +294,7 @@ def launch_product(
         K=rank,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
-        GROUP=TILE if config["mix_split"] else TILE // 2,
+        GROUP=group or (TILE if config["mix_split"] else TILE // 2),
         BLOCK_T=tile_tokens,
         BLOCK_N=block_n,
         REST=rest,
@@ -310,21 +314,28 @@ def _run(
     config: Config,
 ) -> None:
     left, coupling, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
+    if bias is not None and not is_aligned(bias):
+        bias = bias.clone()
     copied = not is_aligned(x)
     chunk = _chunk(call, config, copied=copied)
-    rows = x.new_empty((chunk, call.in_features)) if copied else None
-    z = x.new_empty((call.blocks, call.rank, _z_block(call, chunk, copied=copied)))
-    for start in range(0, call.tokens, chunk):
-        stop = min(start + chunk, call.tokens)
-        part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])
-        # A copy just made may be read once its kernel has ended, not before.
-        late = start > 0 and rows is None
+    padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)
+    z = x.new_empty((call.blocks, call.rank, padded))
+    for tokens, part, late in walk(call, x, chunk):
         launch_mix(call, part, coupling, right, z, config, late=late)
-        launch_product(call, z, left, bias, activation, out[start:stop], config)
+        launch_product(call, z, left, bias, activation, out[tokens], config)
+
+
+def has_wide_inputs(call: Call) -> bool:
+    """Whether the first products are better computed apart from the mixing: see ``hopper_apart``.
+
+    The more tokens a program of theirs has, the less is read of ``right``, which is the larger
+    factor; the accumulators of the mixing leave no room for many.
+    """
+    return call.p > call.q and call.blocks <= _WIDE_ACCUMULATORS and call.tokens > _MANY_TOKENS
 
 
 def _suits(call: Call) -> bool:
-    return call.tokens >= _ENOUGH_TOKENS
+    return call.tokens >= _ENOUGH_TOKENS and not has_wide_inputs(call)
 
 
 PATH = Path(

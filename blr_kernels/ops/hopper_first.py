@@ -265,7 +265,7 @@ def hopper_first_kernel(
     P: gl.constexpr,
     GROUPED: gl.constexpr,  # rank is 128, and h by output block, as Monarch's second product is
     BLOCK_T: gl.constexpr,
-    REST: gl.constexpr,  # tokens of a tile beyond BLOCK_T, 0 or 64
+    REST: gl.constexpr,  # tokens of a tile beyond BLOCK_T, 0, 32 or 64
     STAGES: gl.constexpr,
     EARLY: gl.constexpr,  # right is older than the kernel ahead
     REGISTERS: gl.constexpr,  # of a consumer's thread
@@ -400,7 +400,7 @@ def launch_first(
         right: ``(b, r, p)``, contiguous.
         h: written; ``(b, r, h_block)``, contiguous, ``h_block`` a multiple of 64 and at least the
             tokens; its tokens are in the order of ``hopper_mix.stored_token``, groups of 32.
-        tokens_tile: tokens of a program: 64, 128, 192 or 256.
+        tokens_tile: tokens of a program: 64, 128, 160, 192 or 256.
         stages: of a program's ring, at least 2.
         grouped: plane l of h has rows j*b + l of every input block, as Monarch's output block l
             reads them; r must be 128. Otherwise plane k has the rows of input block k.
@@ -408,7 +408,7 @@ def launch_first(
             start before; it is then read, and the next kernel let start, while that one still runs.
     """
     blocks, rank, h_block = h.shape
-    # 192 tokens are 128 and 64 more: the sizes of a tensor are powers of two.
+    # 160 tokens are 128 and 32 more: the sizes of a tensor are powers of two.
     block_t = 1 << (tokens_tile.bit_length() - 1)
     rest = tokens_tile - block_t
     tile = descriptor(x, [block_t, BLOCK_K.value])

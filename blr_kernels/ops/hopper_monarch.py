@@ -159,16 +159,15 @@ def _multiply(
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     stored: gl.constexpr = stored_layout(TILE, INNER * BLOCKS)
     parts: gl.constexpr = ROWS // INNER
-    if HAS_BIAS:
-        if consumer == 0:
-            # All of it at once, while h is computed: tile by tile each would wait for it.
-            lane = gl.arange(0, INNER * BLOCKS, gl.BlockedLayout([2], [32], [4], [0]))
-            for n in range(tiles * parts):
-                at = (first_tile * parts + n) * (INNER * BLOCKS) + lane
-                async_copy.async_copy_global_to_shared(
-                    bias_smem.index(n), bias_ptr + at, mask=at < BLOCKS * Q
-                )
-            async_copy.commit_group()
+    if HAS_BIAS and consumer == 0:
+        # All of it at once, while h is computed: tile by tile each would wait for it.
+        lane = gl.arange(0, INNER * BLOCKS, gl.BlockedLayout([2], [32], [4], [0]))
+        for n in range(tiles * parts):
+            at = (first_tile * parts + n) * (INNER * BLOCKS) + lane
+            async_copy.async_copy_global_to_shared(
+                bias_smem.index(n), bias_ptr + at, mask=at < BLOCKS * Q
+            )
+        async_copy.commit_group()
     for half in gl.static_range(2):
         first = half * 2 * steps
         even = _first_product(ring, ready, empty, first, consumer, steps, wide)
@@ -179,9 +178,8 @@ def _multiply(
         h_even, h_odd = gl.split(both)
         h_smem.index((2 * consumer) * 2 + half).store(h_even)
         h_smem.index((2 * consumer + 1) * 2 + half).store(h_odd)
-    if HAS_BIAS:
-        if consumer == 0:
-            async_copy.wait_group(0)
+    if HAS_BIAS and consumer == 0:
+        async_copy.wait_group(0)
     fence_async_shared()
     mbarrier.arrive(h_ready, count=1)
     mbarrier.wait(h_ready, 0)

@@ -30,8 +30,8 @@ from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor
 from blr_kernels.ops.hopper_mix import stored_token
 from blr_kernels.ops.hopper_monarch import BLOCKS, TILE, unsupported_monarch
 from blr_kernels.ops.hopper_product import activate, stored_layout
+from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens, walk
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_config import SCRATCH_BYTES, tokens_per_chunk
 from blr_kernels.reference import Activation
 
 RANK = gl.constexpr(128)
@@ -333,21 +333,6 @@ def _bytes_per_token(call: Call) -> int:
     return BLOCKS.value * RANK.value * call.itemsize
 
 
-def _chunk(call: Call, copied: bool) -> int:
-    """Tokens walked at once: as many as the scratch holds of h, padded, and of copied x."""
-    size = _bytes_per_token(call) + (call.in_features * call.itemsize if copied else 0)
-    most = max(TILE.value, SCRATCH_BYTES // size - 2 * TILE.value)
-    return tokens_per_chunk(call.tokens, size, most)
-
-
-def _h_block(chunk: int) -> int:
-    """Tokens that h has room for: whole tiles, and an odd number of them.
-
-    Rows that lie a power of two apart would share few of the cache's sets.
-    """
-    return (triton.cdiv(chunk, TILE.value) | 1) * TILE.value
-
-
 def launch_second(
     call: Call,
     h: Tensor,
@@ -395,12 +380,10 @@ def _run(
 ) -> None:
     left, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
     copied = not is_aligned(x)
-    chunk = _chunk(call, copied)
-    rows = x.new_empty((chunk, call.in_features)) if copied else None
-    h = x.new_empty((BLOCKS.value, RANK.value, _h_block(chunk)))
-    for start in range(0, call.tokens, chunk):
-        stop = min(start + chunk, call.tokens)
-        part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])
+    chunk = chunk_tokens(call, _bytes_per_token(call), copied=copied)
+    padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)
+    h = x.new_empty((BLOCKS.value, RANK.value, padded))
+    for rows, part, _ in walk(call, x, chunk):
         launch_first(
             call,
             part,
@@ -410,7 +393,7 @@ def _run(
             stages=config["first_stages"],
             grouped=True,
         )
-        launch_second(call, h, left, bias, activation, out[start:stop], config)
+        launch_second(call, h, left, bias, activation, out[rows], config)
 
 
 def _first_configs(call: Call) -> list[dict[str, int]]:

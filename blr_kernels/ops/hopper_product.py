@@ -12,6 +12,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -60,10 +61,7 @@ def activate(y, ACTIVATION: gl.constexpr, dtype: gl.constexpr):
         y = 0.5 * y * gl.where(y > 0, 2.0 - erfc, erfc)
     elif ACTIVATION == "gelu_tanh":
         u = 0.7978845608028654 * y * (1.0 + 0.044715 * y * y)
-        if dtype == gl.bfloat16:
-            y = 0.5 * y * (1.0 + _tanh(u))
-        else:
-            y = y / (1.0 + gl.exp(-2.0 * u))
+        y = 0.5 * y * (1.0 + _tanh(u)) if dtype == gl.bfloat16 else y / (1.0 + gl.exp(-2.0 * u))
     elif ACTIVATION == "silu":
         y = y / (1.0 + gl.exp(-y))
     return y
@@ -150,7 +148,7 @@ def _load(
                 a_desc, [batch, k * BLOCK_K, tile * BLOCK_T], bar, a_smem.index(stage)
             )
             # The rest of a slab comes piece by piece, so that the first product waits for little.
-            if k + EARLY < steps:
+            if k + EARLY < steps:  # noqa: SIM102
                 if is_fresh:
                     _load_part(
                         w_desc,
@@ -190,9 +188,16 @@ def stored_layout(rows, columns):
 
 
 @gluon.jit
+def _load_bias(bias_ptr, bias_smem, COLUMNS: gl.constexpr):
+    """Asks for ``COLUMNS`` elements of the bias."""
+    lane = gl.arange(0, COLUMNS, gl.BlockedLayout([2], [32], [4], [0]))
+    async_copy.async_copy_global_to_shared(bias_smem, bias_ptr + lane)
+
+
+@gluon.jit
 def _store(
     acc,
-    bias,  # (COLUMNS,), in the layout of the output's columns
+    bias_smem,  # (COLUMNS,)
     out_ptr,
     first_token,
     tokens,
@@ -209,6 +214,7 @@ def _store(
     acc = acc.reshape((BLOCK_T, COLUMNS // GROUP_N, 4, 4, 2)).permute((0, 1, 3, 2, 4))
     acc = gl.convert_layout(acc.reshape((BLOCK_T, COLUMNS)), stored, assert_trivial=True)
     if HAS_BIAS:
+        bias = bias_smem.load(gl.SliceLayout(0, stored))
         acc = acc + gl.expand_dims(bias.to(gl.float32), 0)
     acc = activate(acc, ACTIVATION, out_ptr.dtype.element_ty)
     position = gl.arange(0, BLOCK_T, gl.SliceLayout(1, stored))
@@ -226,6 +232,8 @@ def _store(
 def _multiply(
     out_ptr,
     bias_ptr,
+    bias_smem,
+    bias_rest,
     a_smem,
     w_smem,
     w_rest,
@@ -257,8 +265,6 @@ def _multiply(
     rest: gl.constexpr = REST if REST > 0 else 32
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     rest_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, rest, 16])
-    offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, stored_layout(BLOCK_T, BLOCK_N)))
-    offs_rest = gl.arange(0, rest, gl.SliceLayout(0, stored_layout(BLOCK_T, rest)))
     batch = first // tiles
     tile = first % tiles
     fresh = 0
@@ -268,14 +274,15 @@ def _multiply(
             if fresh > 0:
                 mbarrier.arrive(w_empty, count=1)
             fresh += 1
+            if HAS_BIAS:
+                # Once a slab: at every tile the products would wait for it.
+                at = batch * N + column
+                _load_bias(bias_ptr + at, bias_smem.index(consumer), BLOCK_N)
+                if REST > 0:
+                    _load_bias(bias_ptr + at + BLOCK_N, bias_rest.index(consumer), REST)
+                async_copy.commit_group()
         if (unit - first) % 2 == consumer:
             at = batch * N + column
-            bias = offs_n
-            bias_rest = offs_rest
-            if HAS_BIAS:
-                bias = gl.load(bias_ptr + at + offs_n)
-                if REST > 0:
-                    bias_rest = gl.load(bias_ptr + at + BLOCK_N + offs_rest)
             # The other group has then issued its products: it is in no stage that this one waits
             # for, whose parity would otherwise not tell one round of the ring from the next.
             turn = (unit - first) // 2
@@ -307,9 +314,11 @@ def _multiply(
             for k in gl.static_range(steps):
                 if k + AHEAD >= steps:
                     mbarrier.arrive(empty.index((step + k) % STAGES), count=1)
+            if HAS_BIAS:
+                async_copy.wait_group(0)
             _store(
                 done[0],
-                bias,
+                bias_smem.index(consumer),
                 out_ptr + at,
                 tile * BLOCK_T,
                 tokens,
@@ -323,7 +332,7 @@ def _multiply(
             if REST > 0:
                 _store(
                     done[1],
-                    bias_rest,
+                    bias_rest.index(consumer),
                     out_ptr + at + BLOCK_N,
                     tile * BLOCK_T,
                     tokens,
@@ -348,7 +357,7 @@ def hopper_product_kernel(
     # 32g + 8c + 2n + e of the weight is at (g, n, c, e)
     w_rest_desc,  # the same in blocks of (REST / 32, 4, 4, 2, BLOCK_K); unused where REST is 0
     out_ptr,  # (tokens, batch * N), contiguous
-    bias_ptr,  # (batch * N,); unused unless HAS_BIAS
+    bias_ptr,  # (batch * N,), aligned to 16 bytes; unused unless HAS_BIAS
     tokens,
     BATCH: gl.constexpr,
     N: gl.constexpr,
@@ -388,6 +397,14 @@ def hopper_product_kernel(
         w_rest = gl.allocate_shared_memory(
             w_desc.dtype, [steps, REST // GROUP_N, 4, 4, 2, BLOCK_K], w_rest_desc.layout
         )
+    bias_smem = w_smem
+    bias_rest = w_smem
+    if HAS_BIAS:
+        # For each consumer, so that they need not wait for each other.
+        flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+        bias_smem = gl.allocate_shared_memory(bias_ptr.dtype.element_ty, [2, BLOCK_N], flat)
+        if REST > 0:
+            bias_rest = gl.allocate_shared_memory(bias_ptr.dtype.element_ty, [2, REST], flat)
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -409,6 +426,8 @@ def hopper_product_kernel(
                 (
                     out_ptr,
                     bias_ptr,
+                    bias_smem,
+                    bias_rest,
                     a_smem,
                     w_smem,
                     w_rest,
@@ -441,6 +460,8 @@ def hopper_product_kernel(
                 (
                     out_ptr,
                     bias_ptr,
+                    bias_smem,
+                    bias_rest,
                     a_smem,
                     w_smem,
                     w_rest,

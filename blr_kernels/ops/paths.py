@@ -143,6 +143,7 @@ class Path:
 _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "blast": (
         ("few", "few_paths.FEW_BLAST"),
+        ("apart", "hopper_apart.PATH"),
         ("hopper", "hopper_blast.PATH"),
         ("small", "few_paths.SMALL_BLAST"),
         ("triton", "triton_blast.PATH"),

@@ -4,8 +4,9 @@ Every kernel that is launched this way keeps to one rule, so that a whole chain 
 as if each started after the one before had ended: it reads what an earlier kernel may have written,
 and writes anything at all, only after ``wait``. The first kernel of an op waits before it reads and
 before it calls ``release``, so that a later one of the same op may read earlier what is older than
-the op: weights, say. Some later ones release before they wait, so nothing but a first kernel may
-follow them. Until it waits, any may fetch what it will read into L2, which is always coherent.
+the op: weights, say. Some later ones release before they wait, so what follows them in the op may
+read early nothing but that either, and another op may follow only with a first kernel. Until it
+waits, any may fetch what it will read into L2, which is always coherent.
 """
 
 # Triton gives a kernel's parameters their types at launch.

@@ -35,6 +35,7 @@ LAYERS: list[tuple[str, Blast, int, int]] = [
     ("Llama-1B attention", Blast(16, 256), 2048, 2048),
     ("two blocks", Blast(2, 64), 128, 256),
     ("odd rank", Blast(9, 40), 648, 1152),
+    ("one block", Blast(1, 40), 1024, 192),
 ]
 
 MONARCH = {"ViT qkv": (768, 2304), "ViT fc1": (768, 3072), "ViT fc2": (3072, 768)}
@@ -46,6 +47,7 @@ COUNTED = {
     "hopper_first_kernel": lambda call, config: hopper_first.first_bytes(
         call, config["first_tokens"], config["first_stages"]
     ),
+    "mix_apart_kernel": lambda call, config: 0,
     "hopper_monarch_second_kernel": lambda call, config: hopper_monarch_two._second_bytes(config),
 }
 """What the host says that a kernel takes of shared memory."""
@@ -137,6 +139,8 @@ def assembled(ptx: str) -> str | None:
 
 def path_of(kind: str) -> Path:
     """The path whose launches are compiled."""
+    if kind.startswith("apart "):
+        return find_path("blast", "apart")
     if kind.startswith("monarch two "):
         return find_path("monarch", "hopper_two")
     return find_path("monarch" if kind.startswith("monarch ") else "blast", "hopper")
@@ -145,6 +149,7 @@ def path_of(kind: str) -> Path:
 def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
     """Call, config, activation and unaligned operand of what is compiled."""
     path = path_of(kind)
+    kind = kind.removeprefix("apart ")
     half, short = torch.bfloat16, torch.float16
     if kind == "default":
         for layer in LAYERS:
@@ -155,7 +160,8 @@ def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
             call = call_of(layer, 16_384, short)
             yield call, path.default_config(call), None, ""
         # The most tokens of which the scratch holds the intermediate, and no multiple of a tile.
-        call = call_of(LAYERS[0], 2**26 // (9 * 384 * 2), half)
+        per_token = 9 * 384 * 2 * (2 if path.name == "apart" else 1)
+        call = call_of(LAYERS[0], 2**26 // per_token, half)
         yield call, path.default_config(call), None, ""
     elif kind == "activations":
         for layer in LAYERS:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ pytest.importorskip("triton.experimental.gluon.nvidia.hopper")
 
 ROOT = Path(__file__).parents[2]
 H200 = DeviceLimits("NVIDIA H200", (9, 0), 232_448, 132, 50 * 2**20)
+BLAST_PATHS = ["hopper", "apart"]
 HALVES = [torch.bfloat16, torch.float16]
 
 LAYERS: dict[str, tuple[Blast, int, int, Activation | None]] = {
@@ -37,6 +39,7 @@ LAYERS: dict[str, tuple[Blast, int, int, Activation | None]] = {
     "Llama-1B attention": (Blast(16, 256), 2048, 2048, None),
     "two blocks": (Blast(2, 64), 128, 256, "silu"),
     "odd rank": (Blast(9, 40), 648, 1152, None),
+    "one block": (Blast(1, 40), 1024, 192, "gelu"),
 }
 TOKENS = [1, 63, 64, 65, 197, 1000, 5000]
 
@@ -78,6 +81,7 @@ def compiler(
 
 
 BLAST_KERNELS = {"hopper_mix_kernel", "hopper_product_kernel"}
+APART_KERNELS = {"hopper_first_kernel", "mix_apart_kernel", "hopper_product_kernel"}
 MONARCH_KERNELS = {"hopper_monarch_kernel"}
 MONARCH_TWO_KERNELS = {"hopper_first_kernel", "hopper_monarch_second_kernel"}
 MONARCH_PATHS = ["hopper", "hopper_two"]
@@ -90,7 +94,9 @@ def assert_compiled_well(rows: list[dict[str, Any]], kernels: set[str] = BLAST_K
     assert all(row["limit"] == H200.shared_bytes for row in rows)
     over = [row for row in rows if not row["shared"] <= row["counted"] <= row["limit"]]
     assert not [(row["what"], row["shared"], row["counted"]) for row in over]
-    assert not [row["what"] for row in rows if not row["wgmma"]]
+    # The mixing alone has no products.
+    products = [row for row in rows if row["kernel"] != "mix_apart_kernel"]
+    assert not [row["what"] for row in products if not row["wgmma"]]
     # C7510 to C7515: the assembler waits for each product before it issues the next.
     told = [(row["what"], row["assembler"]) for row in rows if row["assembler"]]
     assert not [entry for entry in told if re.search(r"C75\d\d|serializ", entry[1])]
@@ -105,26 +111,43 @@ def spills(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(what, match[0]) for what, match in found if any(map(int, match.groups()))]
 
 
-def test_default_configs_compile(compiler: Callable[[str], list[dict[str, Any]]]) -> None:
-    rows = compiler("default")
+def over_scratch(rows: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(row["what"], row["scratch"]) for row in rows if row["scratch"] > SCRATCH_BYTES]
+
+
+# The prefix of a kind of call and the kernels of its path.
+BLAST_KINDS = pytest.mark.parametrize(
+    ("prefix", "kernels"),
+    [("", BLAST_KERNELS), ("apart ", APART_KERNELS)],
+    ids=["hopper", "apart"],
+)
+
+
+@BLAST_KINDS
+def test_default_configs_compile(
+    compiler: Callable[[str], list[dict[str, Any]]], prefix: str, kernels: set[str]
+) -> None:
+    rows = compiler(f"{prefix}default")
     assert len({row["layer"] for row in rows}) == len(LAYERS)
-    assert_compiled_well(rows)
+    assert_compiled_well(rows, kernels)
     assert spills(rows) == []
 
 
-def test_scratch_is_bounded(compiler: Callable[[str], list[dict[str, Any]]]) -> None:
+@pytest.mark.parametrize("prefix", ["", "apart "], ids=["hopper", "apart"])
+def test_scratch_is_bounded(compiler: Callable[[str], list[dict[str, Any]]], prefix: str) -> None:
     """One of the calls has the most tokens of which the scratch holds the intermediate."""
-    over = [row for row in compiler("default") if row["scratch"] > SCRATCH_BYTES]
-    assert not [(row["what"], row["scratch"]) for row in over]
+    assert over_scratch(compiler(f"{prefix}default")) == []
 
 
 @pytest.mark.slow
-def test_candidates_compile(compiler: Callable[[str], list[dict[str, Any]]]) -> None:
-    rows = compiler("candidates")
+@BLAST_KINDS
+def test_candidates_compile(
+    compiler: Callable[[str], list[dict[str, Any]]], prefix: str, kernels: set[str]
+) -> None:
+    rows = compiler(f"{prefix}candidates")
     assert len({row["layer"] for row in rows}) == len(LAYERS)
-    assert_compiled_well(rows)
-    over = [row for row in rows if row["scratch"] > SCRATCH_BYTES]
-    assert not [(row["what"], row["scratch"]) for row in over]
+    assert_compiled_well(rows, kernels)
+    assert over_scratch(rows) == []
 
 
 @pytest.mark.slow
@@ -133,14 +156,17 @@ def test_activations_compile(compiler: Callable[[str], list[dict[str, Any]]]) ->
 
 
 @pytest.mark.parametrize("operand", ["x", "left", "coupling", "right", "bias"])
+@BLAST_KINDS
 def test_operands_need_no_alignment(
-    compiler: Callable[[str], list[dict[str, Any]]], operand: str
+    compiler: Callable[[str], list[dict[str, Any]]],
+    prefix: str,
+    kernels: set[str],
+    operand: str,
 ) -> None:
     """A contiguous operand may start anywhere, as a part of a flat buffer does."""
-    rows = [row for row in compiler("unaligned") if row["unaligned"] == operand]
-    assert_compiled_well(rows)
-    over = [row for row in rows if row["scratch"] > SCRATCH_BYTES]
-    assert not [(row["what"], row["scratch"]) for row in over]
+    rows = [row for row in compiler(f"{prefix}unaligned") if row["unaligned"] == operand]
+    assert_compiled_well(rows, kernels)
+    assert over_scratch(rows) == []
 
 
 @pytest.mark.parametrize("kind", ["default", pytest.param("candidates", marks=pytest.mark.slow)])
@@ -224,18 +250,44 @@ def test_scratch_of_monarch_is_bounded(compiler: Callable[[str], list[dict[str, 
     ],
     ids=str,
 )
-def test_why_not(changes: dict[str, Any], reason: str) -> None:
-    path = find_path("blast", "hopper")
+@pytest.mark.parametrize("name", BLAST_PATHS)
+def test_why_not(name: str, changes: dict[str, Any], reason: str) -> None:
+    path = find_path("blast", name)
     told = path.why_not(replace(call_of("DiT qkv", 4096), **changes))
     assert reason in told
     assert bool(told) == bool(reason)
 
 
-def test_run_path_says_why_not() -> None:
+@pytest.mark.parametrize("name", BLAST_PATHS)
+def test_run_path_says_why_not(name: str) -> None:
     """What it cannot take is refused, not computed by another path."""
     factors = torch.zeros(2, 64, 8), torch.zeros(2, 2, 8), torch.zeros(2, 8, 8)
-    with pytest.raises(ValueError, match="path 'hopper' cannot take this call of blast: "):
-        run_path("hopper", "blast", torch.zeros(3, 16), factors)
+    with pytest.raises(ValueError, match=f"path '{name}' cannot take this call of blast: "):
+        run_path(name, "blast", torch.zeros(3, 16), factors)
+
+
+def test_blocks_that_apart_takes() -> None:
+    call = Call("blast", 1000, 17 * 64, 17 * 64, 17, 64, torch.bfloat16, H200)
+    assert find_path("blast", "apart").why_not(call) == "it takes up to 16 blocks, got 17"
+    assert find_path("blast", "hopper").why_not(call) == ""
+
+
+def test_blast_suits() -> None:
+    """Apart where few wide input blocks meet many tokens; each call suits at most one of them."""
+
+    def suits(tokens: int, blocks: int, n_in: int, n_out: int) -> list[str]:
+        call = Call("blast", tokens, n_in, n_out, blocks, 128, torch.bfloat16, H200)
+        able = [find_path("blast", name) for name in BLAST_PATHS]
+        assert [path.why_not(call) for path in able] == ["", ""]
+        return [path.name for path in able if path.suits(call)]
+
+    assert suits(6304, 3, 3072, 768) == ["apart"]
+    assert suits(1025, 4, 2048, 1024) == ["apart"]
+    assert suits(1024, 3, 3072, 768) == ["hopper"]
+    assert suits(6304, 3, 768, 3072) == ["hopper"]
+    assert suits(6304, 3, 768, 768) == ["hopper"]
+    assert suits(6304, 6, 3072, 768) == ["hopper"]
+    assert suits(511, 3, 3072, 768) == []
 
 
 def all_calls() -> list[Call]:
@@ -258,6 +310,7 @@ def test_configs() -> None:
     """Sizes that the kernels take, whatever the call: what they round by and what fits."""
     from blr_kernels.ops import hopper_blast
     from blr_kernels.ops.hopper_product import AHEAD
+    from blr_kernels.ops.hopper_scratch import padded_tokens
 
     path = find_path("blast", "hopper")
     keys = path.default_config(call_of("DiT qkv", 4096)).keys()
@@ -294,7 +347,10 @@ def test_configs() -> None:
             assert 1 <= config["mix_tiles"] <= tiles
             # Rank and output blocks are dealt only where that fills the device once.
             chunk = hopper_blast._chunk(call, config)
-            assert chunk <= hopper_blast._z_block(call, chunk) <= chunk + 127
+            per_token = call.blocks * call.rank * call.itemsize
+            padded = padded_tokens(call, chunk, per_token)
+            assert padded * per_token <= SCRATCH_BYTES
+            assert chunk <= padded <= chunk + 127
             shares = -(-tiles // config["mix_tiles"])
             groups = -(-call.blocks // config["mix_outputs"])
             dealt = shares > 1 or config["mix_outputs"] < accumulators(call.blocks)
@@ -303,24 +359,76 @@ def test_configs() -> None:
 
 def test_chunks_are_as_few_as_the_scratch_allows() -> None:
     """Llama-7B's attention at 4,096 tokens fills it twice, to the last byte."""
-    from blr_kernels.ops.hopper_blast import _chunk, _z_block
+    from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens
 
     call = Call("blast", 4096, 4096, 4096, 16, 1024, torch.bfloat16, H200)
-    assert _chunk(call, {"chunk": 0}) == _z_block(call, 2048) == 2048
-    assert _z_block(call, 1408) == 1408 + 64
+    assert chunk_tokens(call, 2**15) == padded_tokens(call, 2048, 2**15) == 2048
+    assert padded_tokens(call, 1408, 2**15) == 1408 + 64
     for copied in (False, True):
         for call in all_calls():
             z_bytes = call.blocks * call.rank * call.itemsize
             x_bytes = copied * call.in_features * call.itemsize
             most = SCRATCH_BYTES // (z_bytes + x_bytes)
             for limit in (0, 4096):
-                chunk = _chunk(call, {"chunk": limit}, copied=copied)
-                z_block = _z_block(call, chunk, copied=copied)
-                assert z_block % 64 == 0
-                assert chunk <= z_block < chunk + 128
-                assert z_block * z_bytes + chunk * x_bytes <= SCRATCH_BYTES
+                chunk = chunk_tokens(call, z_bytes, limit, copied=copied)
+                padded = padded_tokens(call, chunk, z_bytes, copied=copied)
+                assert padded % 64 == 0
+                assert chunk <= padded < chunk + 128
+                assert padded * z_bytes + chunk * x_bytes <= SCRATCH_BYTES
                 whole = min(most, limit or most) // 128 * 128
                 assert -(-call.tokens // chunk) <= -(-call.tokens // whole)
+
+
+def test_apart_configs() -> None:
+    """The same of the path by three kernels, which shares the second product."""
+    from blr_kernels.ops import hopper_apart, hopper_blast
+    from blr_kernels.ops.hopper_first import first_bytes
+    from blr_kernels.ops.hopper_scratch import padded_tokens
+
+    path = find_path("blast", "apart")
+    keys = path.default_config(call_of("DiT qkv", 4096)).keys()
+    able = [call for call in all_calls() if not path.why_not(call)]
+    assert {(call.blocks, call.rank) for call in able} >= {(b, 72) for b in (1, 2, 5, 10)}
+    for call in able:
+        candidates = path.candidates(call)
+        default = path.default_config(call)
+        assert 1 <= len(candidates) <= 10
+        assert default == candidates[0]
+        assert len({json.dumps(dict(config), sort_keys=True) for config in candidates}) == len(
+            candidates
+        )
+        for config in candidates:
+            assert config.keys() == keys
+            assert all(type(value) is int for value in config.values())
+            # A tuner combines the best of each part.
+            changed = {key.partition("_")[0] for key in keys if config[key] != default[key]}
+            assert len(changed) == (config != default)
+            tile, stages = config["first_tokens"], config["first_stages"]
+            assert tile in (64, 128, 160, 192, 256)
+            assert stages >= 2
+            assert first_bytes(call, tile, stages) <= call.device.shared_bytes
+            assert hopper_blast._product_bytes(call, config) <= call.device.shared_bytes
+            assert call.q % config["product_columns"] == 0
+            # Eight tokens a thread, or sixteen of few blocks: more would not stay in registers.
+            rows, columns = config["apart_rows"], config["apart_tokens"]
+            assert rows & (rows - 1) == 0
+            assert columns & (columns - 1) == 0
+            assert columns >= 64
+            assert rows * columns <= (2048 if call.blocks <= 4 else 1024)
+            chunk = hopper_apart._chunk(call, config)
+            per_token = 2 * call.blocks * call.rank * call.itemsize
+            assert padded_tokens(call, chunk, per_token) * per_token <= SCRATCH_BYTES
+            assert 1 <= chunk <= call.tokens
+
+
+def test_first_tiles() -> None:
+    """As large as fill the device: what is read of right shrinks with their number."""
+    path = find_path("blast", "apart")
+    config = path.default_config(call_of("ViT fc2", 6304))
+    assert (config["first_tokens"], config["first_stages"]) == (192, 5)
+    for layer in ("DiT qkv", "DiT fc1"):
+        tried = {config["first_tokens"] for config in path.candidates(call_of(layer, 512))}
+        assert tried >= {64, 128}
 
 
 @pytest.mark.parametrize("tokens", [64, 1000, 16_384])
@@ -399,14 +507,7 @@ def test_monarch_two_configs() -> None:
             assert 1 <= len(candidates) <= 12
             assert path.default_config(call) == candidates[0]
             assert len({json.dumps(dict(config)) for config in candidates}) == len(candidates)
-            for copied in (False, True):
-                # h, padded, and what is copied of x.
-                chunk = hopper_monarch_two._chunk(call, copied)
-                size = hopper_monarch_two._h_block(chunk) * 512 * 2 + (
-                    chunk * n_in * 2 if copied else 0
-                )
-                assert 1 <= chunk <= tokens
-                assert size <= SCRATCH_BYTES
+            assert hopper_monarch_two._bytes_per_token(call) == 512 * 2
             for config in candidates:
                 assert config.keys() == keys
                 assert all(type(value) is int for value in config.values())
@@ -419,6 +520,35 @@ def test_monarch_two_configs() -> None:
 
 
 # The order of tokens and rows, in closed form.
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 9, 10, 16])
+@pytest.mark.parametrize("tokens", [1, 65, 197])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_mixing_alone(device: torch.device, dtype: torch.dtype, tokens: int, blocks: int) -> None:
+    """Against the formula, any order of tokens; beyond the whole tiles nothing is written."""
+    from blr_kernels.ops.hopper_apart import launch_mix_apart
+    from blr_kernels.ops.paths import limits_of
+
+    rank = 7
+    limits = limits_of(device)
+    call = Call("blast", tokens, blocks * 64, blocks * 64, blocks, rank, dtype, limits)
+    whole, h_block = -(-tokens // 64) * 64, 320
+    h = torch.randn(blocks, rank, h_block, device=device).to(dtype)
+    coupling = torch.randn(blocks, blocks, rank, device=device).to(dtype)
+    spoilt = h.clone()
+    spoilt[:, :, tokens // 2] = torch.nan
+    right = torch.einsum("ijr,jrt->irt", coupling.double(), h.double())
+    for rows, columns in ((1, 256), (2, 128), (4, 64)):
+        config = {"apart_rows": rows, "apart_tokens": columns}
+        z, other = torch.full((2, *h.shape), torch.nan, device=device).to(dtype)
+        launch_mix_apart(call, h, coupling, z, tokens, config)
+        assert_close(z[:, :, :whole], right[:, :, :whole])
+        assert z[:, :, whole:].isnan().all()
+        launch_mix_apart(call, spoilt, coupling, other, tokens, config)
+        assert other[:, :, tokens // 2].isnan().all()
+        others = torch.arange(whole, device=device) != tokens // 2
+        assert torch.equal(other[:, :, :whole][:, :, others], z[:, :, :whole][:, :, others])
 
 
 @pytest.mark.parametrize("group", [32, 64])
@@ -506,19 +636,17 @@ def wanted(
     return torch.nn.functional.silu(y) if activation == "silu" else y
 
 
-def hopper(x: Tensor, factors: Sequence[Tensor], *rest: Any, **config: Any) -> Tensor:
-    return run_path("hopper", "blast", x, factors, *rest, **config)
-
-
 @on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.usefixtures("nan_memory")
-def test_matches_float64_and_the_portable_path(layer: str, dtype: torch.dtype) -> None:
+def test_matches_float64_and_the_portable_path(layer: str, dtype: torch.dtype, name: str) -> None:
+    run = partial(run_path, name, "blast")
     activation = LAYERS[layer][3]
     for tokens in [*TOKENS, *([16_384] if layer == "DiT qkv" else [])]:
         x, factors, bias = draw(layer, tokens, dtype)
-        y = hopper(x, factors, bias, activation)
+        y = run(x, factors, bias, activation)
         assert y.dtype == dtype
         assert_close(y, wanted(x, factors, bias, activation))
         twin = run_path("triton", "blast", x, factors, bias, activation)
@@ -527,48 +655,55 @@ def test_matches_float64_and_the_portable_path(layer: str, dtype: torch.dtype) -
 
 
 @on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh", "silu"])
 @pytest.mark.usefixtures("nan_memory")
-def test_bias_and_activation(activation: Activation | None, dtype: torch.dtype) -> None:
+def test_bias_and_activation(activation: Activation | None, dtype: torch.dtype, name: str) -> None:
+    run = partial(run_path, name, "blast")
     for layer in ("DiT qkv", "ViT fc2"):
         x, factors, bias = draw(layer, 1000, dtype)
         for used in (bias, None):
-            y = hopper(x, factors, used, activation)
+            y = run(x, factors, used, activation)
             assert_close(y, wanted(x, factors, used, activation))
 
 
 @on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
 @pytest.mark.parametrize("layer", ["DiT qkv", "ViT fc2", "Llama-1B attention"])
 @pytest.mark.usefixtures("nan_memory")
-def test_every_candidate_is_right(layer: str) -> None:
+def test_every_candidate_is_right(layer: str, name: str) -> None:
     """At tokens whose last chunk and last tile are not full."""
+    run = partial(run_path, name, "blast")
     x, factors, bias = draw(layer, 10_007, torch.bfloat16)
     right = wanted(x, factors, bias, None)
-    path = find_path("blast", "hopper")
+    path = find_path("blast", name)
     for config in path.candidates(call_of(layer, len(x))):
-        assert_close(hopper(x, factors, bias, config=config), right)
+        assert_close(run(x, factors, bias, config=config), right)
 
 
 @on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_nan_stays_in_its_token_and_bits_repeat(layer: str) -> None:
+def test_nan_stays_in_its_token_and_bits_repeat(layer: str, name: str) -> None:
+    run = partial(run_path, name, "blast")
     activation = LAYERS[layer][3]
     for tokens, spoilt in ((197, 0), (1000, 63), (5000, 4999)):
         x, factors, bias = draw(layer, tokens, torch.bfloat16)
-        clean = hopper(x, factors, bias, activation)
+        clean = run(x, factors, bias, activation)
         for _ in range(3):
-            assert torch.equal(clean, hopper(x, factors, bias, activation))
+            assert torch.equal(clean, run(x, factors, bias, activation))
         x[spoilt] = torch.nan
-        y = hopper(x, factors, bias, activation)
+        y = run(x, factors, bias, activation)
         assert y[spoilt].isnan().all()
         others = torch.arange(tokens, device="cuda") != spoilt
         assert torch.equal(y[others], clean[others])
 
 
 @on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
 @pytest.mark.parametrize("tokens", [197, 5000])
-def test_infinity_stays_in_its_block(tokens: int) -> None:
+def test_infinity_stays_in_its_block(tokens: int, name: str) -> None:
     """A rank of 40 is loaded in steps of 64, which must not reach into the next block's values."""
     x, (left, coupling, right), bias = draw("odd rank", tokens, torch.float16)
     block, spoilt = 4, tokens - 1
@@ -576,13 +711,13 @@ def test_infinity_stays_in_its_block(tokens: int) -> None:
     factors = left, coupling, right
     by_block = (tokens, 9, -1)
     others = torch.arange(9, device="cuda") != block
-    path = find_path("blast", "hopper")
+    path, run = find_path("blast", name), partial(run_path, name, "blast")
     for config in path.candidates(call_of("odd rank", tokens, torch.float16)):
-        clean = hopper(x, factors, bias, config=config)
+        clean = run(x, factors, bias, config=config)
         assert clean.isfinite().all()
         large = x.clone()
         large[spoilt] *= 1024
-        y = hopper(large, factors, bias, config=config)
+        y = run(large, factors, bias, config=config)
         assert torch.equal(y[:spoilt], clean[:spoilt])
         row = y.view(by_block)[spoilt]
         right_row = wanted(large[spoilt:], factors, bias, None).view(9, -1)
@@ -591,62 +726,68 @@ def test_infinity_stays_in_its_block(tokens: int) -> None:
 
 
 @on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
 @pytest.mark.parametrize("layer", ["DiT qkv", "ViT fc2", "odd rank"])
-def test_any_strides_and_addresses(layer: str) -> None:
+def test_any_strides_and_addresses(layer: str, name: str) -> None:
     """Rows apart by more than their length, by no multiple of 16 bytes, or all the same one."""
+    run = partial(run_path, name, "blast")
     tokens = 1000
     x, factors, bias = draw(layer, tokens, torch.bfloat16)
     n_in = x.shape[1]
-    right = hopper(x, factors, bias)
+    right = run(x, factors, bias)
     for more, start in ((64, 0), (64, 8), (5, 0), (64, 1), (0, 1)):
         flat = torch.full((start + tokens * (n_in + more),), torch.nan, device="cuda").to(x.dtype)
         strided = flat.as_strided(x.shape, (n_in + more, 1), start)
         strided.copy_(x)
-        assert torch.equal(hopper(strided, factors, bias), right), (more, start)
+        assert torch.equal(run(strided, factors, bias), right), (more, start)
     alike = x[:1].expand(tokens, n_in)
-    assert torch.equal(hopper(alike, factors, bias), right[:1].expand_as(right))
+    assert torch.equal(run(alike, factors, bias), right[:1].expand_as(right))
     lone = x.t().contiguous().t()[:1]
-    assert torch.equal(hopper(lone, factors, bias), hopper(x[:1], factors, bias))
+    assert torch.equal(run(lone, factors, bias), run(x[:1], factors, bias))
     for number, factor in enumerate(factors):
         moved = factor.new_empty(factor.numel() + 1)[1:].view(factor.shape).copy_(factor)
         there = (*factors[:number], moved, *factors[number + 1 :])
-        assert torch.equal(hopper(x, there, bias), right), number
+        assert torch.equal(run(x, there, bias), right), number
     moved = bias.new_empty(bias.numel() + 1)[1:].copy_(bias)
-    assert torch.equal(hopper(x, factors, moved), right)
+    assert torch.equal(run(x, factors, moved), right)
 
 
 @on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
 @pytest.mark.parametrize(
     ("layer", "tokens", "start"),
     [("DiT qkv", 16_384, 0), ("DiT qkv", 9709, 0), ("DiT qkv", 16_384, 1), ("ViT fc2", 16_384, 1)],
 )
-def test_scratch_on_the_gpu(layer: str, tokens: int, start: int) -> None:
+def test_scratch_on_the_gpu(layer: str, tokens: int, start: int, name: str) -> None:
     """Beside its output; also where x has to be copied."""
+    run = partial(run_path, name, "blast")
     x, factors, bias = draw(layer, tokens, torch.bfloat16)
     moved = x.new_empty(x.numel() + start)[start:].view(x.shape).copy_(x)
-    hopper(moved, factors, bias)
+    run(moved, factors, bias)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    y = hopper(moved, factors, bias)
+    y = run(moved, factors, bias)
     extra = torch.cuda.max_memory_allocated() - before - y.numel() * y.element_size()
     assert extra <= SCRATCH_BYTES
     assert_close(y, wanted(x, factors, bias, None))
 
 
 @on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
 @pytest.mark.parametrize("layer", ["DiT qkv", "ViT fc1", "two blocks"])
 @pytest.mark.parametrize("tokens", [65, 5000])
-def test_cuda_graph(layer: str, tokens: int) -> None:
+def test_cuda_graph(layer: str, tokens: int, name: str) -> None:
     """Twenty replays, with dependent launches inside and from one replay to the next."""
+    run = partial(run_path, name, "blast")
     activation = LAYERS[layer][3]
     first, factors, bias = draw(layer, tokens, torch.bfloat16)
     second = draw(layer, tokens, torch.bfloat16)[0]
-    right = [hopper(x, factors, bias, activation) for x in (first, second)]
+    right = [run(x, factors, bias, activation) for x in (first, second)]
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [hopper(x, factors, bias, activation) for x in (first, second)]
+        found = [run(x, factors, bias, activation) for x in (first, second)]
     for _ in range(20):
         for y in found:
             y.fill_(torch.nan)
@@ -660,47 +801,112 @@ def test_cuda_graph(layer: str, tokens: int) -> None:
 
 
 @on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
 @pytest.mark.parametrize("tokens", [64, 1000, 12_000])
-def test_calls_one_behind_the_other(tokens: int) -> None:
+def test_calls_one_behind_the_other(tokens: int, name: str) -> None:
     """A kernel that starts before the one ahead has ended neither reads nor writes too early.
 
     The calls share their scratch: the allocator gives each the memory that the last one left.
     """
+    run = partial(run_path, name, "blast")
     drawn = [draw("DiT qkv", tokens, torch.bfloat16), draw("DiT fc1", tokens // 2, torch.bfloat16)]
     drawn += [draw("DiT qkv", tokens, torch.bfloat16), draw("two blocks", 3, torch.bfloat16)]
     right = []
     for operands in drawn:
-        right.append(hopper(*operands))
+        right.append(run(*operands))
         torch.cuda.synchronize()
     for _ in range(10):
-        found = [hopper(*operands) for operands in drawn]
+        found = [run(*operands) for operands in drawn]
         assert all(map(torch.equal, found, right))
 
 
 @on_hopper
-def test_an_output_that_is_the_next_input() -> None:
+@pytest.mark.parametrize("name", BLAST_PATHS)
+def test_an_output_that_is_the_next_input(name: str) -> None:
     """Layers in a row, without and with a kernel of PyTorch in between that writes operands."""
+    run = partial(run_path, name, "blast")
     x, factors, bias = draw("Llama-1B attention", 4096, torch.bfloat16)
     right = [x]
     for _ in range(4):
-        right.append(hopper(right[-1], factors, bias))
+        right.append(run(right[-1], factors, bias))
         torch.cuda.synchronize()
     for _ in range(10):
         y = x
         for _ in range(4):
-            y = hopper(y, factors, bias)
+            y = run(y, factors, bias)
         assert torch.equal(y, right[-1])
-    doubled = hopper(x, tuple(2 * factor for factor in factors), bias)
+    doubled = run(x, tuple(2 * factor for factor in factors), bias)
     torch.cuda.synchronize()
     for _ in range(10):
         own = [torch.zeros_like(factor) for factor in factors]
         torch.cuda.synchronize()
         for mine, factor in zip(own, factors, strict=True):
             torch.mul(factor, 2, out=mine)
-        y = hopper(x, own, bias)
+        y = run(x, own, bias)
         for mine in own:
             mine.fill_(torch.nan)
         assert torch.equal(y, doubled)
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("tile", [64, 128, 192, 256])
+@pytest.mark.parametrize("tokens", [1, 63, 65, 197, 1000])
+@pytest.mark.parametrize(
+    ("blocks", "rank", "p", "grouped"),
+    [
+        (1, 40, 1024, False),
+        (2, 200, 264, False),
+        (3, 128, 1024, False),
+        (9, 384, 128, False),
+        (4, 128, 768, True),
+        (2, 128, 72, True),
+        (8, 128, 64, True),
+    ],
+)
+def test_first_products_alone(
+    blocks: int, rank: int, p: int, grouped: bool, tokens: int, tile: int, dtype: torch.dtype
+) -> None:
+    """Of every input block, in the order that they are stored; a NaN stays in its token."""
+    from blr_kernels.ops.hopper_first import launch_first
+    from blr_kernels.ops.hopper_launch import padded_tokens
+    from blr_kernels.ops.hopper_mix import stored_token
+
+    call = Call("blast", tokens, blocks * p, blocks * 64, blocks, rank, dtype, H200)
+    x = torch.randn(tokens, blocks * p, device="cuda").to(dtype)
+    right = (torch.randn(blocks, rank, p, device="cuda") * p**-0.5).to(dtype)
+    h = torch.einsum("tkc,krc->krt", x.double().view(tokens, blocks, p), right.double())
+    if grouped:
+        h = h.view(blocks, rank // blocks, blocks, tokens).permute(2, 0, 1, 3)
+        h = h.reshape(blocks, rank, tokens)
+    position = torch.arange(padded_tokens(tokens), device="cuda")
+    token = position // 32 * 32 + stored_token.fn(position % 32, 32)
+    inside = token < tokens
+    clean = token != tokens // 2
+    spoilt = x.clone()
+    spoilt[tokens // 2] = torch.nan
+    for stages in (2, 4):
+        for early in (False, True):
+            found = []
+            for rows in (x, x, spoilt):
+                found.append(torch.full((blocks, rank, len(token)), torch.nan, device="cuda"))
+                found[-1] = found[-1].to(dtype)
+                launch_first(
+                    call,
+                    rows,
+                    right,
+                    found[-1],
+                    tokens_tile=tile,
+                    stages=stages,
+                    grouped=grouped,
+                    early=early,
+                )
+                torch.cuda.synchronize()
+            assert_close(found[0][:, :, inside], h[:, :, token[inside]])
+            assert torch.equal(found[0][:, :, inside], found[1][:, :, inside])
+            assert found[2][:, :, ~clean].isnan().all()
+            both = inside & clean
+            assert torch.equal(found[0][:, :, both], found[2][:, :, both])
 
 
 def monarch_wanted(

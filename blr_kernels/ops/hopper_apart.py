@@ -1,0 +1,237 @@
+"""BLAST on Hopper by three kernels, for layers whose input blocks are wide.
+
+``hopper_first`` computes the product of every input block, a small kernel mixes them, and
+``hopper_product`` is the second product. Without the mixing's accumulators a program of the first
+has registers for more tokens, so that ``right`` is read fewer times; what is written and read once
+more is small where input blocks are few and wide.
+"""
+
+# Triton gives a kernel's parameters their types at launch, and a tuple in it may grow.
+# mypy: disable-error-code="no-untyped-def, assignment, var-annotated"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from blr_kernels.ops.alignment import is_aligned
+from blr_kernels.ops.hopper_blast import (
+    has_wide_inputs,
+    launch_product,
+    product_configs,
+    unsupported_blast,
+)
+from blr_kernels.ops.hopper_first import BLOCK_K, GROUP, TILE_RANK, first_bytes, launch_first
+from blr_kernels.ops.hopper_scratch import TILE_TOKENS, chunk_tokens, padded_tokens, walk
+from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_dependent import is_dependent, launch_options, release, wait
+from blr_kernels.reference import Activation
+
+_MOST_BLOCKS = 16
+_MOST_HELD = 81  # scales that a thread's registers hold beside a tile of every block
+_WARP_TOKENS = 256  # of a row, 16 bytes a thread
+_MAX_WARPS = 4
+_MAX_STAGES = 12
+# Shared memory of a program that leaves room for a second one on a multiprocessor.
+_HALF_BYTES = 113 * 1024
+
+
+@triton.jit
+def mix_apart_kernel(
+    h_ptr,  # (BLOCKS, RANK, h_block), contiguous; tokens in any order
+    coupling_ptr,  # (BLOCKS, BLOCKS, RANK), contiguous
+    z_ptr,  # (BLOCKS, RANK, h_block), contiguous; tokens in the same order
+    tokens,  # of a row that are mixed, a multiple of 64
+    h_block,  # a multiple of 64
+    BLOCKS: tl.constexpr,
+    RANK: tl.constexpr,
+    HOLD: tl.constexpr,  # the scales are loaded while the kernel ahead still runs
+    DEPENDENT: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """``z[i, r, t] = sum_j coupling[i, j, r] * h[j, r, t]``."""
+    offs_r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    offs_t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    mask_r = offs_r < RANK
+    mask = mask_r[:, None] & (offs_t < tokens)[None, :]
+    rank = offs_r.to(tl.int64)
+    at = rank[:, None] * h_block + offs_t[None, :]
+    plane = h_block.to(tl.int64) * RANK
+    # The kernel after this one reads nothing but what is older than the op before it waits.
+    release(DEPENDENT)
+    scales = ()
+    if HOLD:
+        for n in tl.static_range(BLOCKS * BLOCKS):
+            s = tl.load(coupling_ptr + n * RANK + rank, mask=mask_r, other=0.0)
+            scales = scales + (s,)  # noqa: RUF005
+    wait(DEPENDENT)
+    blocks = ()
+    for j in tl.static_range(BLOCKS):
+        h = tl.load(h_ptr + j * plane + at, mask=mask, other=0.0)
+        blocks = blocks + (h,)  # noqa: RUF005
+    for i in tl.static_range(BLOCKS):
+        z = tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.float32)
+        for j in tl.static_range(BLOCKS):
+            if HOLD:
+                s = scales[i * BLOCKS + j]
+            else:
+                s = tl.load(coupling_ptr + (i * BLOCKS + j) * RANK + rank, mask=mask_r, other=0.0)
+            z += s.to(tl.float32)[:, None] * blocks[j].to(tl.float32)
+        tl.store(z_ptr + i * plane + at, z.to(z_ptr.dtype.element_ty), mask=mask)
+
+
+def launch_mix_apart(
+    call: Call, h: Tensor, coupling: Tensor, z: Tensor, tokens: int, config: Config
+) -> None:
+    """Launches ``mix_apart_kernel`` once, after a kernel that follows all of its call's inputs.
+
+    Args:
+        h: ``(b, r, h_block)``, contiguous, ``h_block`` a multiple of 64.
+        coupling: ``(b, b, r)``, contiguous.
+        z: written; like h, tokens in the same order, whole tiles of 64.
+        tokens: of h.
+    """
+    blocks, rank, h_block = h.shape
+    whole = triton.cdiv(tokens, TILE_TOKENS) * TILE_TOKENS
+    rows, columns = config["apart_rows"], config["apart_tokens"]
+    dependent = is_dependent(call.device)
+    mix_apart_kernel[(triton.cdiv(whole, columns), triton.cdiv(rank, rows))](
+        h,
+        coupling,
+        z,
+        whole,
+        h_block,
+        BLOCKS=blocks,
+        RANK=rank,
+        HOLD=blocks * blocks <= _MOST_HELD,
+        DEPENDENT=dependent,
+        BLOCK_R=rows,
+        BLOCK_T=columns,
+        num_warps=max(1, min(_MAX_WARPS, rows * columns // _WARP_TOKENS)),
+        **launch_options(dependent),
+    )
+
+
+def _first_stages(call: Call, tokens_tile: int) -> int:
+    """Stages of the first kernel's ring: as many as its steps, or as fit."""
+    limit = call.device.shared_bytes
+    if tokens_tile == TILE_TOKENS:
+        limit = min(limit, _HALF_BYTES)
+    stages = max(2, min(_MAX_STAGES, triton.cdiv(call.p, BLOCK_K.value)))
+    while stages > 2 and first_bytes(call, tokens_tile, stages) > limit:
+        stages -= 1
+    return stages
+
+
+def _first_configs(call: Call, tokens: int) -> list[dict[str, int]]:
+    """The first kernel's part of configs, the likely best first.
+
+    Args:
+        tokens: that are walked at once.
+    """
+    rows = call.blocks * triton.cdiv(call.rank, TILE_RANK.value)
+
+    def cost(tile: int) -> int:
+        # What the busiest multiprocessor reads, in rows of right and of x.
+        programs = triton.cdiv(tokens, tile) * rows
+        return triton.cdiv(programs, call.device.sms) * (TILE_RANK.value + tile)
+
+    return [
+        {"first_tokens": tile, "first_stages": _first_stages(call, tile)}
+        for tile in sorted((192, 160, 128, 64, 256), key=cost)
+    ]
+
+
+def _mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
+    """The mixing's part of configs, the likely best first.
+
+    Args:
+        tokens: that are walked at once.
+    """
+    # A row of so many tokens is one warp's, so that its lanes share what they load of scales.
+    columns = min(_WARP_TOKENS, triton.next_power_of_2(max(tokens, TILE_TOKENS)))
+    shapes = [(4, columns), (2, 2 * columns), (2, columns)]
+    # Where few blocks leave registers, twice as many tokens share them.
+    shapes += [(4, 2 * columns)] if call.blocks <= _MAX_WARPS else [(1, columns)]
+    return [{"apart_rows": rows, "apart_tokens": columns} for rows, columns in shapes]
+
+
+def _bytes_per_token(call: Call) -> int:
+    """Of h and z."""
+    return 2 * call.blocks * call.rank * call.itemsize
+
+
+def _chunk(call: Call, config: Config, *, copied: bool = False) -> int:
+    """Tokens walked at once."""
+    return chunk_tokens(call, _bytes_per_token(call), config["chunk"], copied=copied)
+
+
+def _candidates(call: Call) -> list[Config]:
+    """Each differs from the first, the default, in one of its parts."""
+    tokens = _chunk(call, {"chunk": 0})
+    first, mix = _first_configs(call, tokens), _mix_configs(call, tokens)
+    products = product_configs(call)
+    default: Config = {**first[0], **mix[0], **products[0], "chunk": 0}
+    parts = [*first[1:3], *mix[1:], *products[1:]]
+    # An intermediate that the cache holds is read again from there.
+    cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
+    if not cached and _chunk(call, {"chunk": 4096}) < tokens:
+        parts.append({"chunk": 4096})
+    return [default, *({**default, **part} for part in parts)]
+
+
+def _default_config(call: Call) -> Config:
+    return _candidates(call)[0]
+
+
+def _why_not(call: Call) -> str:
+    if reason := unsupported_blast(call):
+        return reason
+    if call.blocks > _MOST_BLOCKS:
+        return f"it takes up to {_MOST_BLOCKS} blocks, got {call.blocks}"
+    return ""
+
+
+def _run(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, coupling, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
+    if bias is not None and not is_aligned(bias):
+        bias = bias.clone()
+    copied = not is_aligned(x)
+    chunk = _chunk(call, config, copied=copied)
+    padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)
+    h, z = x.new_empty((2, call.blocks, call.rank, padded))
+    for tokens, part, late in walk(call, x, chunk):
+        launch_first(
+            call,
+            part,
+            right,
+            h,
+            tokens_tile=config["first_tokens"],
+            stages=config["first_stages"],
+            grouped=False,
+            early=late,
+        )
+        launch_mix_apart(call, h, coupling, z, part.shape[0], config)
+        launch_product(call, z, left, bias, activation, out[tokens], config, group=GROUP.value)
+
+
+PATH = Path(
+    "apart",
+    "blast",
+    _why_not,
+    _default_config,
+    _candidates,
+    _run,
+    suits=has_wide_inputs,
+    separable=True,
+)
