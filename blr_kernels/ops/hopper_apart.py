@@ -1,9 +1,9 @@
-"""BLAST on Hopper by three kernels, for layers whose input blocks are wide.
+"""BLAST on Hopper by three kernels, for layers of few blocks.
 
 ``hopper_first`` computes the product of every input block, a small kernel mixes them, and
 ``hopper_product`` is the second product. Without the mixing's accumulators a program of the first
 has registers for more tokens, so that ``right`` is read fewer times; what is written and read once
-more is small where input blocks are few and wide.
+more is small where blocks are few.
 """
 
 # Triton gives a kernel's parameters their types at launch, and a tuple in it may grow.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from blr_kernels.ops.alignment import is_aligned
 from blr_kernels.ops.hopper_blast import (
-    has_wide_inputs,
+    is_mixed_apart,
     launch_product,
     product_configs,
     unsupported_blast,
@@ -140,7 +140,7 @@ def _first_configs(call: Call, tokens: int) -> list[dict[str, int]]:
 
     return [
         {"first_tokens": tile, "first_stages": _first_stages(call, tile)}
-        for tile in sorted((192, 160, 128, 64, 256), key=cost)
+        for tile in sorted((192, 160, 128, 64), key=cost)
     ]
 
 
@@ -153,8 +153,6 @@ def _mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
     # A row of so many tokens is one warp's, so that its lanes share what they load of scales.
     columns = min(_WARP_TOKENS, triton.next_power_of_2(max(tokens, TILE_TOKENS)))
     shapes = [(4, columns), (2, 2 * columns), (2, columns)]
-    # Where few blocks leave registers, twice as many tokens share them.
-    shapes += [(4, 2 * columns)] if call.blocks <= _MAX_WARPS else [(1, columns)]
     return [{"apart_rows": rows, "apart_tokens": columns} for rows, columns in shapes]
 
 
@@ -174,11 +172,12 @@ def _candidates(call: Call) -> list[Config]:
     first, mix = _first_configs(call, tokens), _mix_configs(call, tokens)
     products = product_configs(call)
     default: Config = {**first[0], **mix[0], **products[0], "chunk": 0}
-    parts = [*first[1:3], *mix[1:], *products[1:]]
+    parts = [*first[1:], *mix[1:], *products[1:]]
     # An intermediate that the cache holds is read again from there.
     cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
-    if not cached and _chunk(call, {"chunk": 4096}) < tokens:
-        parts.append({"chunk": 4096})
+    full = call.device.sms * TILE_TOKENS
+    if not cached and full < tokens:
+        parts.append({"chunk": full})
     return [default, *({**default, **part} for part in parts)]
 
 
@@ -232,6 +231,6 @@ PATH = Path(
     _default_config,
     _candidates,
     _run,
-    suits=has_wide_inputs,
+    suits=is_mixed_apart,
     separable=True,
 )

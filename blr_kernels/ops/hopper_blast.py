@@ -160,7 +160,7 @@ def _configs(call: Call) -> list[Config]:
     cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
     # Chunks of one tile for every multiprocessor leave none without a program.
     full = call.device.sms * TILE
-    for chunk in (0,) if cached else (0, full, full // 2):
+    for chunk in (0,) if cached else (0, full):
         tokens = _chunk(call, {"chunk": chunk})
         for outputs in _outputs(call, tokens):
             mix = _mix_config(call, tokens, outputs=outputs)
@@ -325,17 +325,17 @@ def _run(
         launch_product(call, z, left, bias, activation, out[tokens], config)
 
 
-def has_wide_inputs(call: Call) -> bool:
+def is_mixed_apart(call: Call) -> bool:
     """Whether the first products are better computed apart from the mixing: see ``hopper_apart``.
 
-    The more tokens a program of theirs has, the less is read of ``right``, which is the larger
-    factor; the accumulators of the mixing leave no room for many.
+    The more tokens a program of theirs has, the less is read of ``right``; the accumulators of the
+    mixing leave no room for many. What is written and read once more grows with the blocks.
     """
-    return call.p > call.q and call.blocks <= _WIDE_ACCUMULATORS and call.tokens > _MANY_TOKENS
+    return call.blocks <= _WIDE_ACCUMULATORS and call.tokens > _MANY_TOKENS
 
 
 def _suits(call: Call) -> bool:
-    return call.tokens >= _ENOUGH_TOKENS and not has_wide_inputs(call)
+    return call.tokens >= _ENOUGH_TOKENS and not is_mixed_apart(call)
 
 
 PATH = Path(

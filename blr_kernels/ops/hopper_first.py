@@ -1,4 +1,4 @@
-"""The products of all input blocks on Hopper, in Gluon: x -> h, for wide input blocks.
+"""The products of all input blocks on Hopper, in Gluon: x -> h.
 
 A program owns 128 rows of ``right`` of one input block and a tile of tokens. Two consumer warp
 groups split the rows, so that x, the larger operand, is read by as few programs as there are tiles

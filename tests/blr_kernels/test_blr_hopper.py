@@ -273,7 +273,7 @@ def test_blocks_that_apart_takes() -> None:
 
 
 def test_blast_suits() -> None:
-    """Apart where few wide input blocks meet many tokens; each call suits at most one of them."""
+    """Apart where few blocks meet many tokens; each call suits at most one of them."""
 
     def suits(tokens: int, blocks: int, n_in: int, n_out: int) -> list[str]:
         call = Call("blast", tokens, n_in, n_out, blocks, 128, torch.bfloat16, H200)
@@ -284,9 +284,9 @@ def test_blast_suits() -> None:
     assert suits(6304, 3, 3072, 768) == ["apart"]
     assert suits(1025, 4, 2048, 1024) == ["apart"]
     assert suits(1024, 3, 3072, 768) == ["hopper"]
-    assert suits(6304, 3, 768, 3072) == ["hopper"]
-    assert suits(6304, 3, 768, 768) == ["hopper"]
+    assert suits(6304, 3, 768, 3072) == ["apart"]
     assert suits(6304, 6, 3072, 768) == ["hopper"]
+    assert suits(16_384, 9, 1152, 3456) == ["hopper"]
     assert suits(511, 3, 3072, 768) == []
 
 
@@ -425,7 +425,7 @@ def test_first_tiles() -> None:
     """As large as fill the device: what is read of right shrinks with their number."""
     path = find_path("blast", "apart")
     config = path.default_config(call_of("ViT fc2", 6304))
-    assert (config["first_tokens"], config["first_stages"]) == (192, 5)
+    assert (config["first_tokens"], config["first_stages"]) == (160, 6)
     for layer in ("DiT qkv", "DiT fc1"):
         tried = {config["first_tokens"] for config in path.candidates(call_of(layer, 512))}
         assert tried >= {64, 128}
