@@ -287,7 +287,7 @@ def hopper_monarch_second_kernel(
     )
 
 
-_FIRST_TOKENS = (64, 128, 192, 256)  # that a program of the first kernel may take
+_FIRST_TOKENS = (64, 128, 160, 192, 256)  # that a program of the first kernel may take
 # From so many rows on, slabs of 128 halve what is read of h; of fewer, the last is half empty.
 _TALL = 512
 

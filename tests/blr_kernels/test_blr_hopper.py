@@ -847,7 +847,7 @@ def test_an_output_that_is_the_next_input(name: str) -> None:
 
 @on_hopper
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-@pytest.mark.parametrize("tile", [64, 128, 192, 256])
+@pytest.mark.parametrize("tile", [64, 128, 160, 192, 256])
 @pytest.mark.parametrize("tokens", [1, 63, 65, 197, 1000])
 @pytest.mark.parametrize(
     ("blocks", "rank", "p", "grouped"),
