@@ -184,8 +184,8 @@ def test_monarch_compiles(compiler: Callable[[str], list[dict[str, Any]]], kind:
     told = spills(rows)
     if kind == "default":
         assert told == []
-    # The exact GELU, of the candidates, spills a few registers of the widest tiles.
-    assert not [entry for entry in told if int(entry[1].split()[0]) > 64]
+    # SiLU, of the activations, spills two registers of the widest slabs on triton 3.6.
+    assert not [entry for entry in told if int(entry[1].split()[0]) > 8]
 
 
 @pytest.mark.parametrize("operand", ["x", "left", "right", "bias"])
