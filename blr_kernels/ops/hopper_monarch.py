@@ -1,9 +1,9 @@
-"""Monarch on Hopper, in Gluon: one kernel, no intermediate in global memory.
+"""Monarch on Hopper, in Gluon: two kernels.
 
-A program owns 64 tokens. First it computes their h, the product with ``right``, regrouped by
-output block l, into shared memory; then it streams ``left`` past it. The accumulators of the four
-output blocks, side by side in a thread's registers, are eight outputs in a row: the interleaved
-order of Monarch costs nothing.
+The first, of ``hopper_first``, writes h, the products with ``right``, regrouped by output block;
+the second, below, keeps a slab of ``left`` in shared memory and streams h past it. The accumulators
+of the four output blocks, side by side in a thread's registers, are eight outputs in a row: the
+interleaved order of Monarch costs nothing.
 """
 
 # Gluon gives a kernel's parameters their types at launch.
@@ -16,8 +16,6 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -26,260 +24,196 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blr_kernels.ops.alignment import is_aligned
+from blr_kernels.ops.hopper_first import BLOCK_K, first_bytes, launch_first
 from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
 from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor, unsupported
+from blr_kernels.ops.hopper_mix import stored_token
 from blr_kernels.ops.hopper_product import activate, stored_layout
+from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens, walk
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_config import SCRATCH_BYTES
 from blr_kernels.reference import Activation
 
 BLOCKS = gl.constexpr(4)
-INNER = gl.constexpr(32)  # rank that one input block gives to one output block
-TILE = gl.constexpr(64)  # tokens of a program, and columns of a box in shared memory
-BOXES = gl.constexpr(4)  # of a stage, each of 64 rows and 64 columns
-STAGES = gl.constexpr(4)  # so that a stage of the second part always serves the same consumer
+RANK = gl.constexpr(128)
+TILE = gl.constexpr(64)  # tokens
+GROUP = gl.constexpr(32)  # tokens in a group of stored_token
+PIECE = gl.constexpr(128)  # most outputs in a row that a consumer finishes at once
 
 
 @gluon.jit
 def _load(
-    x_desc,
-    right_desc,
+    h_desc,
     left_desc,
-    ring,
+    h_smem,
+    left_smem,
     ready,
     empty,
-    token,
-    first_tile,
-    tiles,
-    P: gl.constexpr,
-    ROWS: gl.constexpr,
+    left_ready,
+    first,
+    last,
+    row,
+    COLUMNS: gl.constexpr,
+    BOTH: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     """The producer: one warp that issues every TMA load."""
-    steps: gl.constexpr = (P + TILE - 1) // TILE
-    box_bytes: gl.constexpr = TILE * TILE * x_desc.dtype.primitive_bitwidth // 8
+    parts: gl.constexpr = 2 if BOTH else 1
+    item: gl.constexpr = h_desc.dtype.primitive_bitwidth // 8
+    # left was there before the kernel that writes h.
+    mbarrier.expect(left_ready, parts * BLOCKS * COLUMNS * RANK * item)
+    for part in gl.static_range(parts):
+        for i in gl.static_range(BLOCKS):
+            tma.async_copy_global_to_shared(
+                left_desc,
+                [i, row + part * COLUMNS, 0],
+                left_ready,
+                left_smem.index(part * BLOCKS + i),
+            )
+    grid_wait()
     stage = 0
     phase = 1
-    for k in range(BLOCKS):
-        for step in gl.static_range(steps):
+    for tile in range(first, last):
+        for i in gl.static_range(BLOCKS):
             mbarrier.wait(empty.index(stage), phase)
             bar = ready.index(stage)
-            mbarrier.expect(bar, 3 * box_bytes)
-            for pair in gl.static_range(2):
-                tma.async_copy_global_to_shared(
-                    right_desc,
-                    [2 * pair, k * INNER, step * TILE],
-                    bar,
-                    ring.index(stage * BOXES + pair),
-                )
+            mbarrier.expect(bar, RANK * TILE * item)
             tma.async_copy_global_to_shared(
-                x_desc,
-                [token, k * P + step * TILE],
-                bar,
-                ring.index(stage * BOXES + 2).reshape((TILE, TILE)),
+                h_desc, [i * RANK, tile * TILE], bar, h_smem.index(stage)
             )
             stage += 1
             if stage == STAGES:
                 stage = 0
                 phase ^= 1
-    for tile in range(first_tile, first_tile + tiles):
-        for part in gl.static_range(ROWS // INNER):
-            mbarrier.wait(empty.index(stage), phase)
-            bar = ready.index(stage)
-            mbarrier.expect(bar, BOXES * box_bytes)
-            for n in gl.static_range(2):
-                for half in gl.static_range(2):
-                    # Two output blocks of 32 rows, or one of 64.
-                    block = 2 * n if ROWS == INNER else 2 * part + n
-                    box = ring.index(stage * BOXES + n * 2 + half)
-                    tma.async_copy_global_to_shared(
-                        left_desc,
-                        [block, tile * ROWS, half * TILE],
-                        bar,
-                        box.reshape((TILE // ROWS, ROWS, TILE)),
-                    )
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                phase ^= 1
-
-
-@gluon.jit
-def _first_product(
-    ring,
-    ready,
-    empty,
-    first_step,
-    consumer: gl.constexpr,
-    STEPS: gl.constexpr,
-    layout: gl.constexpr,
-):
-    """``x_k @ right[k]^T`` (64 tokens, 64): two output blocks l, 32 of each."""
-    sums = warpgroup_mma_init(gl.zeros((TILE, TILE), gl.float32, layout))
-    for n in gl.static_range(STEPS):
-        stage = (first_step + n) % STAGES
-        mbarrier.wait(ready.index(stage), ((first_step + n) // STAGES) & 1)
-        sums = warpgroup_mma(
-            ring.index(stage * BOXES + 2).reshape((TILE, TILE)),
-            ring.index(stage * BOXES + consumer).reshape((TILE, TILE)).permute((1, 0)),
-            sums,
-            is_async=True,
-        )
-        if n > 0:
-            sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(sums,)))
-            mbarrier.arrive(empty.index((first_step + n - 1) % STAGES), count=1)
-    product = warpgroup_mma_wait(0, deps=(sums,))
-    mbarrier.arrive(empty.index((first_step + STEPS - 1) % STAGES), count=1)
-    return product
 
 
 @gluon.jit
 def _multiply(
     out_ptr,
     bias_ptr,
-    bias_smem,
     h_smem,
-    ring,
+    left_smem,
     ready,
     empty,
-    h_ready,
-    token,
-    first_tile,
-    tiles,
+    left_ready,
+    first,
+    last,
+    row,
     tokens,
     consumer: gl.constexpr,
-    P: gl.constexpr,
     Q: gl.constexpr,
-    ROWS: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    BOTH: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
-    """A consumer warp group: half of h, then every second stage of ``left``."""
-    steps: gl.constexpr = (P + TILE - 1) // TILE
-    wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
-    narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    stored: gl.constexpr = stored_layout(TILE, INNER * BLOCKS)
-    parts: gl.constexpr = ROWS // INNER
-    if HAS_BIAS and consumer == 0:
-        # All of it at once, while h is computed: tile by tile each would wait for it.
-        lane = gl.arange(0, INNER * BLOCKS, gl.BlockedLayout([2], [32], [4], [0]))
-        for n in range(tiles * parts):
-            at = (first_tile * parts + n) * (INNER * BLOCKS) + lane
-            async_copy.async_copy_global_to_shared(
-                bias_smem.index(n), bias_ptr + at, mask=at < BLOCKS * Q
-            )
-        async_copy.commit_group()
-    for half in gl.static_range(2):
-        first = half * 2 * steps
-        even = _first_product(ring, ready, empty, first, consumer, steps, wide)
-        odd = _first_product(ring, ready, empty, first + steps, consumer, steps, wide)
-        # (token, l, j, k) -> (token, k and j, l): what output block l reads of two input blocks.
-        both = gl.join(even.to(h_smem.dtype), odd.to(h_smem.dtype))
-        both = both.reshape((TILE, 2, INNER, 2)).permute((0, 3, 2, 1)).reshape((TILE, TILE, 2))
-        h_even, h_odd = gl.split(both)
-        h_smem.index((2 * consumer) * 2 + half).store(h_even)
-        h_smem.index((2 * consumer + 1) * 2 + half).store(h_odd)
-    if HAS_BIAS and consumer == 0:
-        async_copy.wait_group(0)
-    fence_async_shared()
-    mbarrier.arrive(h_ready, count=1)
-    mbarrier.wait(h_ready, 0)
-
-    row = token + gl.arange(0, TILE, gl.SliceLayout(1, stored))
-    column = gl.arange(0, INNER * BLOCKS, gl.SliceLayout(0, stored))
-    out_row = out_ptr + row.to(gl.int64) * (BLOCKS * Q)
-    inside = gl.expand_dims(row < tokens, 1)
-    for n in range(consumer, tiles, 2):
-        sums = ()
-        for part in gl.static_range(parts):
-            step = BLOCKS * steps + n * parts + part
-            stage = step % STAGES
-            mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
-            for m in gl.static_range(BLOCKS // parts):
-                acc = warpgroup_mma_init(gl.zeros((TILE, ROWS), gl.float32, narrow))
-                for half in gl.static_range(2):
-                    if ROWS == INNER:
-                        weight = (
-                            ring.index(stage * BOXES + m // 2 * 2 + half)
-                            .reshape((TILE, TILE))
-                            .slice(m % 2 * ROWS, ROWS)
-                        )
-                    else:
-                        weight = ring.index(stage * BOXES + m * 2 + half).reshape((TILE, TILE))
-                    acc = warpgroup_mma(
-                        h_smem.index((part * (BLOCKS // parts) + m) * 2 + half),
-                        weight.permute((1, 0)),
-                        acc,
-                        is_async=True,
-                    )
-                sums = sums + (acc,)  # noqa: RUF005
-        done = warpgroup_mma_wait(0, deps=sums)
-        for part in gl.static_range(parts):
-            # Both consumers free a stage of the first part, one alone a stage of the second.
-            mbarrier.arrive(empty.index((BLOCKS * steps + n * parts + part) % STAGES), count=2)
-        y = gl.join(gl.join(done[0], done[1]), gl.join(done[2], done[3]))
-        y = y.permute((0, 1, 3, 2)).reshape((TILE, parts, INNER * BLOCKS))
-        if parts == 2:
-            pieces = gl.split(y.permute((0, 2, 1)))
-        else:
-            pieces = (y.reshape((TILE, INNER * BLOCKS)),)
-        for part in gl.static_range(parts):
-            at = ((first_tile + n) * parts + part) * (INNER * BLOCKS) + column
-            piece = gl.convert_layout(pieces[part], stored, assert_trivial=True)
+    """A consumer warp group: every token tile for half of the rows, or every second tile."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    width: gl.constexpr = BLOCKS * COLUMNS if BLOCKS * COLUMNS < PIECE else PIECE
+    pieces: gl.constexpr = BLOCKS * COLUMNS // width
+    stored: gl.constexpr = stored_layout(TILE, width)
+    own: gl.constexpr = consumer if BOTH else 0
+    skip: gl.constexpr = 0 if BOTH else consumer
+    stride: gl.constexpr = 1 if BOTH else 2
+    position = gl.arange(0, TILE, gl.SliceLayout(1, stored))
+    token_of = position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
+    column = (row + own * COLUMNS) * BLOCKS + gl.arange(0, width, gl.SliceLayout(0, stored))
+    grid_wait()
+    mbarrier.wait(left_ready, 0)
+    for tile in range(first + skip, last, stride):
+        bias = ()
+        for piece in gl.static_range(pieces):
+            at = column + piece * width
+            values = at
             if HAS_BIAS:
-                bias = bias_smem.index(n * parts + part).load(gl.SliceLayout(0, stored))
-                piece = piece + gl.expand_dims(bias.to(gl.float32), 0)
-            piece = activate(piece, ACTIVATION, out_ptr.dtype.element_ty)
+                values = gl.load(bias_ptr + at, mask=at < BLOCKS * Q, other=0.0)
+            bias = bias + (values,)  # noqa: RUF005
+        step = (tile - first) * BLOCKS
+        # From the compiler, which part of left it is: it would work out the addresses of all of
+        # them ahead, and have no registers for them.
+        weight = own * BLOCKS + gl.inline_asm_elementwise(
+            "mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+        sums = ()
+        for i in gl.static_range(BLOCKS):
+            stage = (step + i) % STAGES
+            mbarrier.wait(ready.index(stage), ((step + i) // STAGES) & 1)
+            acc = warpgroup_mma_init(gl.zeros((TILE, COLUMNS), gl.float32, layout))
+            acc = warpgroup_mma(
+                h_smem.index(stage).permute((1, 0)),
+                left_smem.index(weight + i).reshape((COLUMNS, RANK)).permute((1, 0)),
+                acc,
+                is_async=True,
+            )
+            sums = sums + (acc,)  # noqa: RUF005
+        # The stage of each product is loaded anew while those behind it are computed.
+        done = warpgroup_mma_wait(BLOCKS - 1, deps=sums)
+        for i in gl.static_range(BLOCKS):
+            if i > 0:
+                done = warpgroup_mma_wait(BLOCKS - 1 - i, deps=done)
+            mbarrier.arrive(empty.index((step + i) % STAGES), count=1)
+        front, back = gl.join(done[0], done[1]), gl.join(done[2], done[3])
+        y = gl.join(front, back).permute((0, 1, 3, 2)).reshape((TILE, pieces, width))
+        whole = y.reshape((TILE, BLOCKS * COLUMNS))
+        split = gl.split(y.permute((0, 2, 1))) if pieces == 2 else (whole,)
+        token = tile * TILE + token_of
+        out_row = out_ptr + token.to(gl.int64) * (BLOCKS * Q)
+        for piece in gl.static_range(pieces):
+            at = column + piece * width
+            part = gl.convert_layout(split[piece], stored, assert_trivial=True)
+            if HAS_BIAS:
+                part = part + gl.expand_dims(bias[piece].to(gl.float32), 0)
+            part = activate(part, ACTIVATION, out_ptr.dtype.element_ty)
             gl.store(
                 gl.expand_dims(out_row, 1) + gl.expand_dims(at, 0),
-                piece.to(out_ptr.dtype.element_ty),
-                mask=inside & gl.expand_dims(at < BLOCKS * Q, 0),
+                part.to(out_ptr.dtype.element_ty),
+                mask=gl.expand_dims(token < tokens, 1) & gl.expand_dims(at < BLOCKS * Q, 0),
             )
 
 
 @gluon.jit(do_not_specialize=["tokens"])
-def hopper_monarch_kernel(
-    x_desc,  # (tokens, 4 * P), blocks of (64, 64)
-    right_desc,  # (4 l, 4 * 32, P) view of right, blocks of (2, 32, 64)
-    left_desc,  # (4, Q, 128), blocks of (64 / ROWS, ROWS, 64)
+def hopper_monarch_second_kernel(
+    h_desc,  # (4 * 128, h_block), blocks of (128, 64); tokens in the order of stored_token
+    left_desc,  # (4, Q, 128), blocks of (1, COLUMNS, 128)
     out_ptr,  # (tokens, 4 * Q), contiguous
-    bias_ptr,  # (4 * Q,), aligned to 16 bytes; unused unless HAS_BIAS
+    bias_ptr,  # (4 * Q,); unused unless HAS_BIAS
     tokens,
-    P: gl.constexpr,
     Q: gl.constexpr,
-    ROWS: gl.constexpr,  # of every output block in a tile, 32 or 64
-    TILES: gl.constexpr,  # tiles of left of a program
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
+    COLUMNS: gl.constexpr,  # rows s of every output block that a consumer multiplies by
+    BOTH: gl.constexpr,  # the consumers share a token tile and have COLUMNS each, or take turns
+    STAGES: gl.constexpr,  # where they take turns, a multiple of 8
 ):
-    """``out[t, 4s + l] = act(sum_kj left[l, s, 32k + j] * h[k][t, 4j + l] + bias[4s + l])``
-    with ``h[k] = x_k @ right[k]^T``.
-    """
-    all_tiles: gl.constexpr = (Q + ROWS - 1) // ROWS
-    shares: gl.constexpr = (all_tiles + TILES - 1) // TILES
-    token = (gl.program_id(0) // shares) * TILE
-    first_tile = (gl.program_id(0) % shares) * TILES
-    tiles = gl.minimum(TILES, all_tiles - first_tile)
+    """``out[t, 4s + l] = act(sum_K left[l, s, K] * h[l, K, t] + bias[4s + l])``.
 
-    h_layout: gl.constexpr = x_desc.layout
-    h_smem = gl.allocate_shared_memory(x_desc.dtype, [BLOCKS * 2, TILE, TILE], h_layout)
-    ring = gl.allocate_shared_memory(
-        x_desc.dtype, [STAGES * BOXES, 2, INNER, TILE], right_desc.layout
+    A program keeps a slab of ``left``, rows s of all four output blocks. The programs of the slabs
+    form a group and walk the same tokens at the same time, so that memory is read once for all of
+    them. The groups take equal runs of the token tiles.
+    """
+    parts: gl.constexpr = 2 if BOTH else 1
+    slabs: gl.constexpr = (Q + parts * COLUMNS - 1) // (parts * COLUMNS)
+    tiles = (tokens + TILE - 1) // TILE
+    group = gl.program_id(0) // slabs
+    row = (gl.program_id(0) % slabs) * (parts * COLUMNS)
+    groups = gl.num_programs(0) // slabs
+    first = (group * tiles) // groups
+    last = ((group + 1) * tiles) // groups
+
+    h_smem = gl.allocate_shared_memory(h_desc.dtype, [STAGES, RANK, TILE], h_desc.layout)
+    left_smem = gl.allocate_shared_memory(
+        left_desc.dtype, [parts * BLOCKS, 1, COLUMNS, RANK], left_desc.layout
     )
-    bias_smem = h_smem
-    if HAS_BIAS:
-        bias_smem = gl.allocate_shared_memory(
-            bias_ptr.dtype.element_ty,
-            [TILES * ROWS // INNER, INNER * BLOCKS],
-            gl.SwizzledSharedLayout(1, 1, 1, [0]),
-        )
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    h_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    left_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    # Consumers that take turns never share a stage: one that is a round ahead of the other could
+    # not tell from a barrier's parity which round it is in.
+    gl.static_assert(BOTH or STAGES % (2 * BLOCKS) == 0)
     for n in gl.static_range(STAGES):
         mbarrier.init(ready.index(n), count=1)
-        mbarrier.init(empty.index(n), count=2)
-    mbarrier.init(h_ready, count=2)
-    grid_wait()
+        mbarrier.init(empty.index(n), count=parts)
+    mbarrier.init(left_ready, count=1)
     grid_launch_dependents()
     gl.warp_specialize(
         [
@@ -288,22 +222,22 @@ def hopper_monarch_kernel(
                 (
                     out_ptr,
                     bias_ptr,
-                    bias_smem,
                     h_smem,
-                    ring,
+                    left_smem,
                     ready,
                     empty,
-                    h_ready,
-                    token,
-                    first_tile,
-                    tiles,
+                    left_ready,
+                    first,
+                    last,
+                    row,
                     tokens,
                     0,
-                    P,
                     Q,
-                    ROWS,
                     HAS_BIAS,
                     ACTIVATION,
+                    COLUMNS,
+                    BOTH,
+                    STAGES,
                 ),
             ),
             (
@@ -311,38 +245,40 @@ def hopper_monarch_kernel(
                 (
                     out_ptr,
                     bias_ptr,
-                    bias_smem,
                     h_smem,
-                    ring,
+                    left_smem,
                     ready,
                     empty,
-                    h_ready,
-                    token,
-                    first_tile,
-                    tiles,
+                    left_ready,
+                    first,
+                    last,
+                    row,
                     tokens,
                     1,
-                    P,
                     Q,
-                    ROWS,
                     HAS_BIAS,
                     ACTIVATION,
+                    COLUMNS,
+                    BOTH,
+                    STAGES,
                 ),
             ),
             (
                 _load,
                 (
-                    x_desc,
-                    right_desc,
+                    h_desc,
                     left_desc,
-                    ring,
+                    h_smem,
+                    left_smem,
                     ready,
                     empty,
-                    token,
-                    first_tile,
-                    tiles,
-                    P,
-                    ROWS,
+                    left_ready,
+                    first,
+                    last,
+                    row,
+                    COLUMNS,
+                    BOTH,
+                    STAGES,
                 ),
             ),
         ],
@@ -351,56 +287,86 @@ def hopper_monarch_kernel(
     )
 
 
-_OPERAND_BYTES = 24 * TILE.value * TILE.value * 2 + BARRIER_BYTES
+_FIRST_TOKENS = (64, 128, 160, 192, 256)  # that a program of the first kernel may take
+# From so many rows on, slabs of 128 halve what is read of h; of fewer, the last is half empty.
+_TALL = 512
 
 
-def _shared_bytes(call: Call, config: Config) -> int:
-    """Shared memory of a program: what is multiplied, and the bias of its outputs."""
-    return _OPERAND_BYTES + config["tiles"] * config["rows"] * BLOCKS.value * call.itemsize
+def _first_stages(call: Call, tokens: int, shared_bytes: int) -> int:
+    """Stages that the first kernel has use and room for, of which it wants two."""
+    stages = max(2, triton.cdiv(call.p, BLOCK_K.value))
+    while stages and first_bytes(call, tokens, stages) > shared_bytes:
+        stages -= 1
+    return stages
 
 
-def unsupported_monarch(call: Call) -> str:
-    """The reason why no kernel for Monarch on Hopper takes the call, "" if they do."""
-    if reason := unsupported(call):
-        return reason
-    if (call.blocks, call.inner) != (BLOCKS.value, INNER.value):
-        return f"it takes 4 blocks of rank 128, got {call.blocks} of rank {call.rank}"
-    if call.p % 8:
-        return f"it needs p to be a multiple of 8, got {call.p}"
-    return ""
+def _slab(config: Config) -> int:
+    """Rows s of every output block that a program of the second kernel keeps."""
+    return config["second_columns"] * (2 if config["second_both"] else 1)
 
 
-def _why_not(call: Call) -> str:
-    if reason := unsupported_monarch(call):
-        return reason
-    least = _shared_bytes(call, {"tiles": 1, "rows": TILE.value})
-    if call.device.shared_bytes < least:
-        return f"it needs {least} bytes of shared memory, got {call.device.shared_bytes}"
-    return ""
+def _second_stages(config: Config) -> int:
+    """Stages of the second kernel's ring."""
+    return 2 * BLOCKS.value if _slab(config) <= 64 else 6
 
 
-def _config(call: Call, rows: int, shares: int) -> dict[str, int]:
-    tiles = triton.cdiv(triton.cdiv(call.q, rows), shares)
-    most = (call.device.shared_bytes - _OPERAND_BYTES) // (rows * BLOCKS.value * call.itemsize)
-    return {"rows": rows, "tiles": min(tiles, most)}
+def _second_bytes(config: Config) -> int:
+    """Shared memory of the second kernel."""
+    rows = BLOCKS.value * _slab(config) + _second_stages(config) * TILE.value
+    return rows * RANK.value * 2 + BARRIER_BYTES
 
 
-def _default_config(call: Call) -> Config:
-    programs = -(-call.tokens // TILE.value)
-    many = 2 * programs > call.device.sms
-    rows = TILE.value if many else INNER.value
-    # Few tokens do not fill the device: the rows are dealt among programs, which compute h again.
-    return _config(call, rows, 1 if many else min(-(-call.q // rows), call.device.sms // programs))
+def _second_configs(call: Call) -> list[dict[str, int]]:
+    """The second kernel's part of configs, the likely best first."""
+    tiles = triton.cdiv(call.tokens, TILE.value)
+    few = [{"second_columns": c, "second_both": both} for c, both in ((16, 0), (16, 1), (32, 1))]
+    # Where it fits, every program has one tile, and as small a slab as possible.
+    small = [
+        config for config in few if triton.cdiv(call.q, _slab(config)) * tiles <= call.device.sms
+    ]
+    both = int(call.q >= _TALL)
+    wide = [{"second_columns": 64, "second_both": b} for b in (both, 1 - both)]
+    return [*small, *wide, few[-1], {"second_columns": 32, "second_both": 0}][:4]
 
 
-def _candidates(call: Call) -> list[Config]:
-    found = [_default_config(call)]
-    for rows in (INNER.value, TILE.value):
-        for shares in (1, 2, 4):
-            config = _config(call, rows, shares)
-            if config not in found:
-                found.append(config)
-    return found
+def _bytes_per_token(call: Call) -> int:
+    return BLOCKS.value * RANK.value * call.itemsize
+
+
+def launch_second(
+    call: Call,
+    h: Tensor,
+    left: Tensor,
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    """Launches ``hopper_monarch_second_kernel`` once.
+
+    Args:
+        h: ``(4, 128, h_block)`` as ``launch_first`` writes it.
+        left: ``(4, q, 128)``, contiguous.
+        bias: ``(4*q)`` or None.
+        out: written; ``(tokens, 4*q)``, contiguous.
+    """
+    columns = config["second_columns"]
+    slabs = triton.cdiv(call.q, _slab(config))
+    groups = min(triton.cdiv(out.shape[0], TILE.value), max(1, call.device.sms // slabs))
+    hopper_monarch_second_kernel[(groups * slabs,)](
+        descriptor(h.view(-1, h.shape[-1]), [RANK.value, TILE.value]),
+        descriptor(left, [1, columns, RANK.value]),
+        out,
+        bias,
+        out.shape[0],
+        Q=call.q,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=activation or "none",
+        COLUMNS=columns,
+        BOTH=bool(config["second_both"]),
+        STAGES=_second_stages(config),
+        **OPTIONS,
+    )
 
 
 def _run(
@@ -413,42 +379,69 @@ def _run(
     config: Config,
 ) -> None:
     left, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
-    # Row k*r + 4j + l of right, as (l, 32k + j).
-    by_output = right.view(call.rank, call.blocks, call.p).transpose(0, 1)
-    if bias is not None and not is_aligned(bias):
-        bias = bias.clone()
-    rows = config["rows"]
-    all_tiles = triton.cdiv(call.q, rows)
-    tiles = min(config["tiles"], all_tiles)
-    chunk, copied = call.tokens, None
-    if not is_aligned(x):
-        most = SCRATCH_BYTES // (call.in_features * call.itemsize) // TILE.value * TILE.value
-        chunk = min(chunk, max(TILE.value, most))
-        copied = x.new_empty((chunk, call.in_features))
-    for start in range(0, call.tokens, chunk):
-        stop = min(start + chunk, call.tokens)
-        part = x[start:stop] if copied is None else copied[: stop - start].copy_(x[start:stop])
-        grid = triton.cdiv(stop - start, TILE.value) * triton.cdiv(all_tiles, tiles)
-        hopper_monarch_kernel[(grid,)](
-            descriptor(part, [TILE.value, TILE.value]),
-            descriptor(by_output, [2, INNER.value, TILE.value]),
-            descriptor(left, [TILE.value // rows, rows, TILE.value]),
-            out[start:stop],
-            bias,
-            stop - start,
-            P=call.p,
-            Q=call.q,
-            ROWS=rows,
-            TILES=tiles,
-            HAS_BIAS=bias is not None,
-            ACTIVATION=activation or "none",
-            **OPTIONS,
+    copied = not is_aligned(x)
+    chunk = chunk_tokens(call, _bytes_per_token(call), copied=copied)
+    padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)
+    h = x.new_empty((BLOCKS.value, RANK.value, padded))
+    for rows, part, _ in walk(call, x, chunk):
+        launch_first(
+            call,
+            part,
+            right,
+            h,
+            tokens_tile=config["first_tokens"],
+            stages=config["first_stages"],
+            grouped=True,
         )
+        launch_second(call, h, left, bias, activation, out[rows], config)
 
 
-def _suits(call: Call) -> bool:
-    # Every program reads all of right, which is not repaid where it is the larger factor.
-    return call.p <= call.q
+def _first_configs(call: Call) -> list[dict[str, int]]:
+    """The first kernel's part of configs, the likely best first."""
+
+    def cost(tokens: int) -> int:
+        """What the busiest multiprocessor reads a step: its programs' rows of x and right."""
+        programs = triton.cdiv(call.tokens, tokens) * BLOCKS.value
+        return triton.cdiv(programs, call.device.sms) * (RANK.value + tokens)
+
+    found: list[dict[str, int]] = []
+    for tokens in sorted(_FIRST_TOKENS, key=cost):
+        crowded = triton.cdiv(call.tokens, tokens) * BLOCKS.value > call.device.sms
+        # Two programs of small tiles share a multiprocessor where there are enough of them.
+        small = tokens <= TILE.value
+        for programs in (2, 1) if small and crowded else (1,):
+            stages = _first_stages(call, tokens, call.device.shared_bytes // programs)
+            config = {"first_tokens": tokens, "first_stages": stages}
+            if config not in found:
+                found.append(config)
+    return found
 
 
-PATH = Path("hopper", "monarch", _why_not, _default_config, _candidates, _run, suits=_suits)
+def _candidates(call: Call) -> list[Config]:
+    first, second = _first_configs(call), _second_configs(call)
+    pairs = [(one, second[0]) for one in first] + [(first[0], two) for two in second]
+    found: list[Config] = []
+    for one, two in pairs:
+        if (config := {**one, **two}) not in found:
+            found.append(config)
+    return found
+
+
+def _default_config(call: Call) -> Config:
+    return _candidates(call)[0]
+
+
+def _why_not(call: Call) -> str:
+    if reason := unsupported(call):
+        return reason
+    if (call.blocks, call.rank) != (BLOCKS.value, RANK.value):
+        return f"it takes 4 blocks of rank 128, got {call.blocks} of rank {call.rank}"
+    if call.p % 8:
+        return f"it needs p to be a multiple of 8, got {call.p}"
+    most = max(map(_second_bytes, _second_configs(call)))
+    if call.device.shared_bytes < most:
+        return f"it needs {most} bytes of shared memory, got {call.device.shared_bytes}"
+    return ""
+
+
+PATH = Path("hopper", "monarch", _why_not, _default_config, _candidates, _run, separable=True)

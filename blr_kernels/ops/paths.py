@@ -151,7 +151,6 @@ _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "blast_int8": (("triton", "triton_blast_int8.PATH"),),
     "monarch": (
         ("hopper", "hopper_monarch.PATH"),
-        ("hopper_two", "hopper_monarch_two.PATH"),
         ("fused", "triton_monarch_fused.PATH"),
         ("two", "triton_monarch_two.PATH"),
         ("triton", "triton_monarch.PATH"),

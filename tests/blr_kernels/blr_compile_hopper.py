@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from blr_kernels import Blast
-from blr_kernels.ops import hopper_blast, hopper_first, hopper_monarch, hopper_monarch_two
+from blr_kernels.ops import hopper_blast, hopper_first, hopper_monarch
 from blr_kernels.ops.paths import Call, Config, Path, find_path
 
 LAYERS: list[tuple[str, Blast, int, int]] = [
@@ -43,12 +43,11 @@ MONARCH = {"ViT qkv": (768, 2304), "ViT fc1": (768, 3072), "ViT fc2": (3072, 768
 COUNTED = {
     "hopper_mix_kernel": hopper_blast._mix_bytes,
     "hopper_product_kernel": hopper_blast._product_bytes,
-    "hopper_monarch_kernel": hopper_monarch._shared_bytes,
     "hopper_first_kernel": lambda call, config: hopper_first.first_bytes(
         call, config["first_tokens"], config["first_stages"]
     ),
     "mix_apart_kernel": lambda call, config: 0,
-    "hopper_monarch_second_kernel": lambda call, config: hopper_monarch_two._second_bytes(config),
+    "hopper_monarch_second_kernel": lambda call, config: hopper_monarch._second_bytes(config),
 }
 """What the host says that a kernel takes of shared memory."""
 
@@ -141,8 +140,6 @@ def path_of(kind: str) -> Path:
     """The path whose launches are compiled."""
     if kind.startswith("apart "):
         return find_path("blast", "apart")
-    if kind.startswith("monarch two "):
-        return find_path("monarch", "hopper_two")
     return find_path("monarch" if kind.startswith("monarch ") else "blast", "hopper")
 
 
@@ -180,26 +177,26 @@ def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
             yield call, path.default_config(call), None, operand
         call = call_of(LAYERS[4], 16_384, half)
         yield call, path.default_config(call), None, "x"
-    elif kind.startswith("monarch ") and kind.endswith((" default", " candidates")):
-        only_default = kind.endswith(" default")
+    elif kind in ("monarch default", "monarch candidates"):
+        only_default = kind == "monarch default"
         for layer in MONARCH:
             for tokens in (197, 1000, 6304):
                 call = monarch_call(layer, tokens)
                 found = [path.default_config(call)] if only_default else path.candidates(call)
                 for config in found:
                     yield call, config, None if only_default else "gelu", ""
-    elif kind.startswith("monarch ") and kind.endswith(" unaligned"):
+    elif kind == "monarch unaligned":
         for operand in ("x", "left", "right", "bias"):
             # x at the last takes more than the scratch.
             for tokens in (197, 2**26 // (3072 * 2) + 1) if operand == "x" else (197,):
                 call = monarch_call("ViT fc2", tokens)
                 yield call, path.default_config(call), None, operand
-    elif kind == "monarch two activations":
+    elif kind == "monarch activations":
         for activation in ("gelu_tanh", "silu"):
             for layer in MONARCH:
                 call = monarch_call(layer, 6304)
                 yield call, path.default_config(call), activation, ""
-    elif kind == "monarch two chunks":
+    elif kind == "monarch chunks":
         # The most tokens of which the scratch holds the intermediate, and one more than it holds.
         for tokens in (2**26 // (512 * 2) - 128, 2**26 // (512 * 2) + 1):
             call = monarch_call("ViT fc2", tokens)
