@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
     mbarrier,
     tma,
     warpgroup_mma,
@@ -90,6 +91,7 @@ def _load(
 def _multiply(
     out_ptr,
     bias_ptr,
+    bias_smem,
     h_smem,
     left_smem,
     ready,
@@ -118,16 +120,21 @@ def _multiply(
     position = gl.arange(0, TILE, gl.SliceLayout(1, stored))
     token_of = position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
     column = (row + own * COLUMNS) * BLOCKS + gl.arange(0, width, gl.SliceLayout(0, stored))
+    if HAS_BIAS:
+        # Once, and as early as left: at every tile the products would wait for it.
+        lane = gl.arange(0, width, gl.BlockedLayout([2], [32], [4], [0]))
+        for piece in gl.static_range(pieces):
+            source = (row + own * COLUMNS) * BLOCKS + piece * width + lane
+            async_copy.async_copy_global_to_shared(
+                bias_smem.index(consumer * pieces + piece),
+                bias_ptr + source,
+                mask=source < BLOCKS * Q,
+            )
+        async_copy.commit_group()
+        async_copy.wait_group(0)
     grid_wait()
     mbarrier.wait(left_ready, 0)
     for tile in range(first + skip, last, stride):
-        bias = ()
-        for piece in gl.static_range(pieces):
-            at = column + piece * width
-            values = at
-            if HAS_BIAS:
-                values = gl.load(bias_ptr + at, mask=at < BLOCKS * Q, other=0.0)
-            bias = bias + (values,)  # noqa: RUF005
         step = (tile - first) * BLOCKS
         # From the compiler, which part of left it is: it would work out the addresses of all of
         # them ahead, and have no registers for them.
@@ -162,7 +169,8 @@ def _multiply(
             at = column + piece * width
             part = gl.convert_layout(split[piece], stored, assert_trivial=True)
             if HAS_BIAS:
-                part = part + gl.expand_dims(bias[piece].to(gl.float32), 0)
+                bias = bias_smem.index(consumer * pieces + piece).load(gl.SliceLayout(0, stored))
+                part = part + gl.expand_dims(bias.to(gl.float32), 0)
             part = activate(part, ACTIVATION, out_ptr.dtype.element_ty)
             gl.store(
                 gl.expand_dims(out_row, 1) + gl.expand_dims(at, 0),
@@ -176,7 +184,7 @@ def hopper_monarch_second_kernel(
     h_desc,  # (4 * 128, h_block), blocks of (128, 64); tokens in the order of stored_token
     left_desc,  # (4, Q, 128), blocks of (1, COLUMNS, 128)
     out_ptr,  # (tokens, 4 * Q), contiguous
-    bias_ptr,  # (4 * Q,); unused unless HAS_BIAS
+    bias_ptr,  # (4 * Q,), aligned to 16 bytes; unused unless HAS_BIAS
     tokens,
     Q: gl.constexpr,
     HAS_BIAS: gl.constexpr,
@@ -204,6 +212,15 @@ def hopper_monarch_second_kernel(
     left_smem = gl.allocate_shared_memory(
         left_desc.dtype, [parts * BLOCKS, 1, COLUMNS, RANK], left_desc.layout
     )
+    width: gl.constexpr = BLOCKS * COLUMNS if BLOCKS * COLUMNS < PIECE else PIECE
+    bias_smem = h_smem
+    if HAS_BIAS:
+        # For each consumer, so that they need not wait for each other.
+        bias_smem = gl.allocate_shared_memory(
+            bias_ptr.dtype.element_ty,
+            [2 * (BLOCKS * COLUMNS // width), width],
+            gl.SwizzledSharedLayout(1, 1, 1, [0]),
+        )
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     left_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -222,6 +239,7 @@ def hopper_monarch_second_kernel(
                 (
                     out_ptr,
                     bias_ptr,
+                    bias_smem,
                     h_smem,
                     left_smem,
                     ready,
@@ -245,6 +263,7 @@ def hopper_monarch_second_kernel(
                 (
                     out_ptr,
                     bias_ptr,
+                    bias_smem,
                     h_smem,
                     left_smem,
                     ready,
@@ -313,7 +332,8 @@ def _second_stages(config: Config) -> int:
 def _second_bytes(config: Config) -> int:
     """Shared memory of the second kernel."""
     rows = BLOCKS.value * _slab(config) + _second_stages(config) * TILE.value
-    return rows * RANK.value * 2 + BARRIER_BYTES
+    bias = 2 * BLOCKS.value * config["second_columns"]
+    return (rows * RANK.value + bias) * 2 + BARRIER_BYTES
 
 
 def _second_configs(call: Call) -> list[dict[str, int]]:
@@ -379,6 +399,8 @@ def _run(
     config: Config,
 ) -> None:
     left, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
+    if bias is not None and not is_aligned(bias):
+        bias = bias.clone()
     copied = not is_aligned(x)
     chunk = chunk_tokens(call, _bytes_per_token(call), copied=copied)
     padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)

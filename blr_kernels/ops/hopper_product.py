@@ -63,7 +63,7 @@ def activate(y, ACTIVATION: gl.constexpr, dtype: gl.constexpr):
         u = 0.7978845608028654 * y * (1.0 + 0.044715 * y * y)
         y = 0.5 * y * (1.0 + _tanh(u)) if dtype == gl.bfloat16 else y / (1.0 + gl.exp(-2.0 * u))
     elif ACTIVATION == "silu":
-        y = y / (1.0 + gl.exp(-y))
+        y = 0.5 * y * (1.0 + _tanh(0.5 * y)) if dtype == gl.bfloat16 else y / (1.0 + gl.exp(-y))
     return y
 
 
