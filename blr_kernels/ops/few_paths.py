@@ -20,6 +20,12 @@ FEW_TOKENS = 16
 SMALL_TOKENS = 2048
 """Most tokens of the path "small": beyond it larger tiles read less."""
 
+_LONG_ROW = 8192
+"""Input features up to which "few" is preferred for low rank."""
+
+_SMALL_BYTES = 3 * 2**19
+"""Bytes of both factors up to which it is so for all the tokens that it takes."""
+
 _ROW_TOKENS = 16
 """Tokens up to which "small" is bound by reading the weights, not by the products."""
 
@@ -514,6 +520,12 @@ def _run_small_blast(
     run_small(call, x, stacked, by_group, activation, out[None], config)
 
 
+def _suits_few_low_rank(call: Call) -> bool:
+    # Its programs each walk a whole row of the input; for more tokens each walks it again.
+    small = call.rank * (call.in_features + call.out_features) * call.itemsize <= _SMALL_BYTES
+    return call.in_features <= _LONG_ROW and (call.tokens <= MAX_TOKENS or small)
+
+
 FEW_BLAST = Path(
     "few", "blast", _why_not_few, few_config, few_candidates, _run_few_blast, separable=True
 )
@@ -524,7 +536,7 @@ FEW_LOW_RANK = Path(
     few_config,
     few_candidates,
     _run_few_low_rank,
-    suits=lambda call: call.tokens <= MAX_TOKENS,
+    suits=_suits_few_low_rank,
     separable=True,
 )
 SMALL_BLAST = Path(

@@ -1,9 +1,9 @@
-"""BLAST on Hopper by three kernels, for layers of few blocks.
+"""BLAST on Hopper by three kernels, for layers whose input blocks are wide.
 
 ``hopper_first`` computes the product of every input block, a small kernel mixes them, and
 ``hopper_product`` is the second product. Without the mixing's accumulators a program of the first
 has registers for more tokens, so that ``right`` is read fewer times; what is written and read once
-more is small where blocks are few.
+more is small where input blocks are wide.
 """
 
 # Triton gives a kernel's parameters their types at launch, and a tuple in it may grow.

@@ -28,6 +28,8 @@ _MIN_STAGES = 2
 _UNROLL = 3  # products in a row that the tensor cores compute without a pause
 _MANY_TOKENS = 1024
 _ENOUGH_TOKENS = 512
+_MANY_BLOCKS = 9
+_WIDE_INPUTS = 256  # columns of an input block
 # Up to so many accumulators of 64 tokens fit a consumer's registers; more must be of 32.
 _WIDE_ACCUMULATORS = 4
 
@@ -328,14 +330,16 @@ def _run(
 def is_mixed_apart(call: Call) -> bool:
     """Whether the first products are better computed apart from the mixing: see ``hopper_apart``.
 
-    The more tokens a program of theirs has, the less is read of ``right``; the accumulators of the
-    mixing leave no room for many. What is written and read once more grows with the blocks.
+    Wide input blocks fill its programs, and are the larger part of what is read; the accumulators
+    of the mixing leave a program of both no room for many tokens.
     """
-    return call.blocks <= _WIDE_ACCUMULATORS and call.tokens > _MANY_TOKENS
+    return call.p >= _WIDE_INPUTS
 
 
 def _suits(call: Call) -> bool:
-    return call.tokens >= _ENOUGH_TOKENS and not is_mixed_apart(call)
+    # Of many blocks the path for fewer tokens computes the first products several times.
+    enough = call.tokens >= _ENOUGH_TOKENS or call.blocks > _MANY_BLOCKS
+    return enough and not is_mixed_apart(call)
 
 
 PATH = Path(

@@ -247,7 +247,7 @@ def test_blocks_that_apart_takes() -> None:
 
 
 def test_blast_suits() -> None:
-    """Apart where few blocks meet many tokens; each call suits at most one of them."""
+    """Apart where input blocks are wide; each call suits at most one of them."""
 
     def suits(tokens: int, blocks: int, n_in: int, n_out: int) -> list[str]:
         call = Call("blast", tokens, n_in, n_out, blocks, 128, torch.bfloat16, H200)
@@ -256,12 +256,12 @@ def test_blast_suits() -> None:
         return [path.name for path in able if path.suits(call)]
 
     assert suits(6304, 3, 3072, 768) == ["apart"]
-    assert suits(1025, 4, 2048, 1024) == ["apart"]
-    assert suits(1024, 3, 3072, 768) == ["hopper"]
+    assert suits(16, 6, 3072, 768) == ["apart"]
     assert suits(6304, 3, 768, 3072) == ["apart"]
-    assert suits(6304, 6, 3072, 768) == ["hopper"]
     assert suits(16_384, 9, 1152, 3456) == ["hopper"]
-    assert suits(511, 3, 3072, 768) == []
+    assert suits(512, 9, 1152, 3456) == ["hopper"]
+    assert suits(511, 9, 1152, 3456) == []
+    assert suits(16, 16, 2048, 2048) == ["hopper"]
 
 
 def all_calls() -> list[Call]:

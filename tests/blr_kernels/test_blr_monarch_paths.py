@@ -182,7 +182,7 @@ TWO = {
         for changed in (
             {"left_lanes": 1, "right_lanes": 2, "left_slices": 2},
             {"left_lanes": 2, "left_resident": 0},
-            {"left_tokens": 32, "left_rows": 32, "left_slices": 99},
+            {"left_tokens": 32, "left_rows": 32, "left_slices": 99, "left_resident": 0},
         )
     ],
     ids=lambda value: value.name if isinstance(value, Path) else None,
