@@ -25,7 +25,7 @@ TILE = 64
 _MAX_STAGES = 12
 # A stage of the product is free again once another one is multiplied.
 _MIN_STAGES = 2
-_UNROLL = 3  # products in a row that the tensor cores compute without a pause
+_UNROLL = 2  # products in a row that the tensor cores compute without a pause
 _MANY_TOKENS = 1024
 _ENOUGH_TOKENS = 512
 _MANY_BLOCKS = 9
@@ -173,7 +173,7 @@ def _configs(call: Call) -> list[Config]:
 
 def _candidates(call: Call) -> list[Config]:
     found = _configs(call)[:12]
-    other = {**found[0], "mix_unroll": min(2, call.blocks)}
+    other = {**found[0], "mix_unroll": min(3, call.blocks)}
     if other not in found:
         found.append(other)
     return found

@@ -266,8 +266,8 @@ PATH = Path(
     default_config=lambda call: config_of.two_candidates(call)[0],
     candidates=config_of.two_candidates,
     run=run,
-    # Measured on an H200; below, and with more rank, the two products of "triton" are faster.
-    suits=lambda call: call.tokens > 1024 and call.rank <= 768 and call.p <= 1024,
+    # Measured on an H200; else the two products of "triton" are faster.
+    suits=lambda call: call.tokens > 1024 and call.rank * call.p <= 2**18,
     separable=True,
 )
 """Each factor has a kernel: for large inputs of a block, whose first product fills the device."""
