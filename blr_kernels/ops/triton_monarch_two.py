@@ -267,7 +267,7 @@ PATH = Path(
     candidates=config_of.two_candidates,
     run=run,
     # Measured on an H200; else the two products of "triton" are faster.
-    suits=lambda call: call.tokens > 1024 and call.rank * call.p <= 2**18,
+    suits=lambda call: call.tokens > 1024 and call.rank * call.p < 2**18,
     separable=True,
 )
 """Each factor has a kernel: for large inputs of a block, whose first product fills the device."""
