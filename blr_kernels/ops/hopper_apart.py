@@ -29,6 +29,8 @@ from blr_kernels.ops.triton_dependent import is_dependent, launch_options, relea
 from blr_kernels.reference import Activation
 
 _MOST_BLOCKS = 16
+_FEW_BLOCKS = 4
+_ENOUGH_TOKENS = 512
 _MOST_HELD = 81  # scales that a thread's registers hold beside a tile of every block
 _WARP_TOKENS = 256  # of a row, 16 bytes a thread
 _MAX_WARPS = 4
@@ -224,6 +226,12 @@ def _run(
         launch_product(call, z, left, bias, activation, out[tokens], config, group=GROUP.value)
 
 
+def _suits(call: Call) -> bool:
+    # Few blocks at few tokens are mixed as fast as a kernel starts.
+    enough = call.tokens >= _ENOUGH_TOKENS or call.blocks > _FEW_BLOCKS
+    return enough and is_mixed_apart(call)
+
+
 PATH = Path(
     "apart",
     "blast",
@@ -231,6 +239,6 @@ PATH = Path(
     _default_config,
     _candidates,
     _run,
-    suits=is_mixed_apart,
+    suits=_suits,
     separable=True,
 )

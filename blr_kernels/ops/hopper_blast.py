@@ -13,7 +13,7 @@ from blr_kernels.ops.hopper_launch import (
     unsupported,
 )
 from blr_kernels.ops.hopper_mix import hopper_mix_kernel
-from blr_kernels.ops.hopper_product import hopper_product_kernel
+from blr_kernels.ops.hopper_product import AHEAD, hopper_product_kernel
 from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens, walk
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_config import accumulators
@@ -23,8 +23,7 @@ TILE = 64
 """Tokens and rank of a tile of the first kernel."""
 
 _MAX_STAGES = 12
-# A stage of the product is free again once another one is multiplied.
-_MIN_STAGES = 2
+_MIN_STAGES = AHEAD.value + 1  # of the product: the last of so many is free once all are begun
 _UNROLL = 2  # products in a row that the tensor cores compute without a pause
 _MANY_TOKENS = 1024
 _ENOUGH_TOKENS = 512
@@ -162,7 +161,8 @@ def _configs(call: Call) -> list[Config]:
     cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
     # Chunks of one tile for every multiprocessor leave none without a program.
     full = call.device.sms * TILE
-    for chunk in (0,) if cached else (0, full):
+    whole = cached or _chunk(call, {"chunk": 0}) <= full
+    for chunk in (0,) if whole else (0, full):
         tokens = _chunk(call, {"chunk": chunk})
         for outputs in _outputs(call, tokens):
             mix = _mix_config(call, tokens, outputs=outputs)
@@ -172,7 +172,7 @@ def _configs(call: Call) -> list[Config]:
 
 
 def _candidates(call: Call) -> list[Config]:
-    found = _configs(call)[:12]
+    found = _configs(call)[:11]
     other = {**found[0], "mix_unroll": min(3, call.blocks)}
     if other not in found:
         found.append(other)

@@ -460,7 +460,7 @@ def _why_not(call: Call) -> str:
         return f"it takes 4 blocks of rank 128, got {call.blocks} of rank {call.rank}"
     if call.p % 8:
         return f"it needs p to be a multiple of 8, got {call.p}"
-    most = max(map(_second_bytes, _second_configs(call)))
+    most = max(first_bytes(call, _FIRST_TOKENS[0], 2), *map(_second_bytes, _second_configs(call)))
     if call.device.shared_bytes < most:
         return f"it needs {most} bytes of shared memory, got {call.device.shared_bytes}"
     return ""

