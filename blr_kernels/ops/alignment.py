@@ -18,3 +18,8 @@ def is_aligned(*tensors: Tensor) -> bool:
         and (t.dim() < 2 or t.stride(-2) * t.element_size() % TMA_ALIGNMENT == 0)
         for t in tensors
     )
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, copied if the copy engine may not read it where it is."""
+    return tensor if is_aligned(tensor) else tensor.clone()

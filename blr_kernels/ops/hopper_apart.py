@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blr_kernels.ops.alignment import is_aligned
+from blr_kernels.ops.alignment import aligned, is_aligned
 from blr_kernels.ops.hopper_blast import (
     is_mixed_apart,
     launch_product,
@@ -204,9 +204,8 @@ def _run(
     out: Tensor,
     config: Config,
 ) -> None:
-    left, coupling, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
-    if bias is not None and not is_aligned(bias):
-        bias = bias.clone()
+    left, coupling, right = map(aligned, factors)
+    bias = None if bias is None else aligned(bias)
     copied = not is_aligned(x)
     chunk = _chunk(call, config, copied=copied)
     padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blr_kernels.ops.alignment import is_aligned
+from blr_kernels.ops.alignment import aligned, is_aligned
 from blr_kernels.ops.hopper_first import BLOCK_K, first_bytes, launch_first
 from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
 from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor, unsupported
@@ -398,9 +398,8 @@ def _run(
     out: Tensor,
     config: Config,
 ) -> None:
-    left, right = (factor if is_aligned(factor) else factor.clone() for factor in factors)
-    if bias is not None and not is_aligned(bias):
-        bias = bias.clone()
+    left, right = map(aligned, factors)
+    bias = None if bias is None else aligned(bias)
     copied = not is_aligned(x)
     chunk = chunk_tokens(call, _bytes_per_token(call), copied=copied)
     padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)
