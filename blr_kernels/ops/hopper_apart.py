@@ -15,28 +15,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from blr_kernels.ops.alignment import aligned, is_aligned
+from blr_kernels.ops.alignment import aligned
 from blr_kernels.ops.hopper_blast import (
+    ENOUGH_TOKENS,
     is_mixed_apart,
     launch_product,
     product_configs,
     unsupported_blast,
 )
-from blr_kernels.ops.hopper_first import BLOCK_K, GROUP, TILE_RANK, first_bytes, launch_first
-from blr_kernels.ops.hopper_scratch import TILE_TOKENS, chunk_tokens, padded_tokens, walk
+from blr_kernels.ops.hopper_first import GROUP, first_configs, launch_first
+from blr_kernels.ops.hopper_scratch import TILE_TOKENS, chunk_tokens, walk
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_dependent import is_dependent, launch_options, release, wait
 from blr_kernels.reference import Activation
 
 _MOST_BLOCKS = 16
 _FEW_BLOCKS = 4
-_ENOUGH_TOKENS = 512
 _MOST_HELD = 81  # scales that a thread's registers hold beside a tile of every block
 _WARP_TOKENS = 256  # of a row, 16 bytes a thread
 _MAX_WARPS = 4
-_MAX_STAGES = 12
-# Shared memory of a program that leaves room for a second one on a multiprocessor.
-_HALF_BYTES = 113 * 1024
 
 
 @triton.jit
@@ -116,36 +113,6 @@ def launch_mix_apart(
     )
 
 
-def _first_stages(call: Call, tokens_tile: int) -> int:
-    """Stages of the first kernel's ring: as many as its steps, or as fit."""
-    limit = call.device.shared_bytes
-    if tokens_tile == TILE_TOKENS:
-        limit = min(limit, _HALF_BYTES)
-    stages = max(2, min(_MAX_STAGES, triton.cdiv(call.p, BLOCK_K.value)))
-    while stages > 2 and first_bytes(call, tokens_tile, stages) > limit:
-        stages -= 1
-    return stages
-
-
-def _first_configs(call: Call, tokens: int) -> list[dict[str, int]]:
-    """The first kernel's part of configs, the likely best first.
-
-    Args:
-        tokens: that are walked at once.
-    """
-    rows = call.blocks * triton.cdiv(call.rank, TILE_RANK.value)
-
-    def cost(tile: int) -> int:
-        # What the busiest multiprocessor reads, in rows of right and of x.
-        programs = triton.cdiv(tokens, tile) * rows
-        return triton.cdiv(programs, call.device.sms) * (TILE_RANK.value + tile)
-
-    return [
-        {"first_tokens": tile, "first_stages": _first_stages(call, tile)}
-        for tile in sorted((192, 160, 128, 64), key=cost)
-    ]
-
-
 def _mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
     """The mixing's part of configs, the likely best first.
 
@@ -163,18 +130,13 @@ def _bytes_per_token(call: Call) -> int:
     return 2 * call.blocks * call.rank * call.itemsize
 
 
-def _chunk(call: Call, config: Config, *, copied: bool = False) -> int:
-    """Tokens walked at once."""
-    return chunk_tokens(call, _bytes_per_token(call), config["chunk"], copied=copied)
-
-
 def _candidates(call: Call) -> list[Config]:
     """Each differs from the first, the default, in one of its parts."""
-    tokens = _chunk(call, {"chunk": 0})
-    first, mix = _first_configs(call, tokens), _mix_configs(call, tokens)
+    tokens = chunk_tokens(call, _bytes_per_token(call))
+    first, mix = first_configs(call, tokens), _mix_configs(call, tokens)
     products = product_configs(call)
     default: Config = {**first[0], **mix[0], **products[0], "chunk": 0}
-    parts = [*first[1:], *mix[1:], *products[1:]]
+    parts = [*first[1:4], *mix[1:], *products[1:]]
     # An intermediate that the cache holds is read again from there.
     cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
     full = call.device.sms * TILE_TOKENS
@@ -206,11 +168,9 @@ def _run(
 ) -> None:
     left, coupling, right = map(aligned, factors)
     bias = None if bias is None else aligned(bias)
-    copied = not is_aligned(x)
-    chunk = _chunk(call, config, copied=copied)
-    padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)
+    padded, parts = walk(call, x, _bytes_per_token(call), config["chunk"])
     h, z = x.new_empty((2, call.blocks, call.rank, padded))
-    for tokens, part, late in walk(call, x, chunk):
+    for tokens, part, late in parts:
         launch_first(
             call,
             part,
@@ -227,7 +187,7 @@ def _run(
 
 def _suits(call: Call) -> bool:
     # Few blocks at few tokens are mixed as fast as a kernel starts.
-    enough = call.tokens >= _ENOUGH_TOKENS or call.blocks > _FEW_BLOCKS
+    enough = call.tokens >= ENOUGH_TOKENS or call.blocks > _FEW_BLOCKS
     return enough and is_mixed_apart(call)
 
 

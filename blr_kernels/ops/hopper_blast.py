@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from blr_kernels.ops.alignment import aligned, is_aligned
+from blr_kernels.ops.alignment import aligned
 from blr_kernels.ops.hopper_launch import (
     BARRIER_BYTES,
     OPTIONS,
@@ -14,7 +14,7 @@ from blr_kernels.ops.hopper_launch import (
 )
 from blr_kernels.ops.hopper_mix import hopper_mix_kernel
 from blr_kernels.ops.hopper_product import AHEAD, hopper_product_kernel
-from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens, walk
+from blr_kernels.ops.hopper_scratch import chunk_tokens, walk
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_config import accumulators
 from blr_kernels.reference import Activation
@@ -26,7 +26,7 @@ _MAX_STAGES = 12
 _MIN_STAGES = AHEAD.value + 1  # of the product: the last of so many is free once all are begun
 _UNROLL = 2  # products in a row that the tensor cores compute without a pause
 _MANY_TOKENS = 1024
-_ENOUGH_TOKENS = 512
+ENOUGH_TOKENS = 512
 _MANY_BLOCKS = 9
 _WIDE_INPUTS = 256  # columns of an input block
 # Up to so many accumulators of 64 tokens fit a consumer's registers; more must be of 32.
@@ -131,9 +131,9 @@ def _bytes_per_token(call: Call) -> int:
     return call.blocks * call.rank * call.itemsize
 
 
-def _chunk(call: Call, config: Config, *, copied: bool = False) -> int:
-    """Tokens walked at once."""
-    return chunk_tokens(call, _bytes_per_token(call), config["chunk"], copied=copied)
+def _chunk(call: Call, config: Config) -> int:
+    """Tokens walked at once, where x need not be copied."""
+    return chunk_tokens(call, _bytes_per_token(call), config["chunk"])
 
 
 def product_configs(call: Call) -> list[dict[str, int]]:
@@ -262,17 +262,16 @@ def launch_product(
     out: Tensor,
     config: Config,
     *,
-    group: int = 0,
+    group: int,
 ) -> None:
     """Launches ``hopper_product_kernel`` once.
 
     Args:
-        z: ``(b, r, z_block)`` as ``launch_mix`` writes it.
+        z: ``(b, r, z_block)``, its tokens in the order of ``hopper_mix.stored_token``.
         left: ``(b, q, r)``, contiguous.
         bias: ``(b*q)`` or None.
         out: written; ``(tokens, b*q)``, contiguous.
-        group: of how many tokens each z has in the order of ``hopper_mix.stored_token``; 0 for
-            what ``launch_mix`` writes with this config.
+        group: tokens that change places among each other in that order.
     """
     blocks, rank, _ = z.shape
     columns, tile_tokens = config["product_columns"], config["product_tokens"]
@@ -296,7 +295,7 @@ def launch_product(
         K=rank,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
-        GROUP=group or (TILE if config["mix_split"] else TILE // 2),
+        GROUP=group,
         BLOCK_T=tile_tokens,
         BLOCK_N=block_n,
         REST=rest,
@@ -317,13 +316,13 @@ def _run(
 ) -> None:
     left, coupling, right = map(aligned, factors)
     bias = None if bias is None else aligned(bias)
-    copied = not is_aligned(x)
-    chunk = _chunk(call, config, copied=copied)
-    padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)
+    padded, parts = walk(call, x, _bytes_per_token(call), config["chunk"])
     z = x.new_empty((call.blocks, call.rank, padded))
-    for tokens, part, late in walk(call, x, chunk):
+    # A consumer's tokens.
+    group = TILE if config["mix_split"] else TILE // 2
+    for tokens, part, late in parts:
         launch_mix(call, part, coupling, right, z, config, late=late)
-        launch_product(call, z, left, bias, activation, out[tokens], config)
+        launch_product(call, z, left, bias, activation, out[tokens], config, group=group)
 
 
 def is_mixed_apart(call: Call) -> bool:
@@ -337,7 +336,7 @@ def is_mixed_apart(call: Call) -> bool:
 
 def _suits(call: Call) -> bool:
     # Of many blocks the path for fewer tokens computes the first products several times.
-    enough = call.tokens >= _ENOUGH_TOKENS or call.blocks > _MANY_BLOCKS
+    enough = call.tokens >= ENOUGH_TOKENS or call.blocks > _MANY_BLOCKS
     return enough and not is_mixed_apart(call)
 
 

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
 from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor
-from blr_kernels.ops.hopper_product import stored_layout
+from blr_kernels.ops.hopper_product import in_row_order, stored_layout
 from blr_kernels.ops.paths import Call
 
 TILE_RANK = gl.constexpr(128)  # of a program
@@ -35,6 +35,8 @@ SHARE = gl.constexpr(64)  # of a consumer
 CONSUMERS = gl.constexpr(2)
 BLOCK_K = gl.constexpr(64)
 GROUP = gl.constexpr(32)  # tokens that change places among each other
+TILES = (64, 128, 160, 192)
+"""Tokens that a program may take."""
 
 
 @gluon.jit
@@ -157,10 +159,7 @@ def _store(
 ):
     """Stores ``acc (64, TOKENS)``, whose first token is ``first``."""
     stored: gl.constexpr = stored_layout(SHARE, TOKENS)
-    acc = acc.to(h_ptr.dtype.element_ty)
-    # A thread's tokens 8n + 2c and 8n + 2c + 1 for every n, c its lane modulo 4, in a row.
-    acc = acc.reshape((SHARE, TOKENS // GROUP, 4, 4, 2)).permute((0, 1, 3, 2, 4))
-    acc = gl.convert_layout(acc.reshape((SHARE, TOKENS)), stored, assert_trivial=True)
+    acc = in_row_order(acc.to(h_ptr.dtype.element_ty), SHARE, TOKENS)
     at = consumer * SHARE + gl.arange(0, SHARE, gl.SliceLayout(1, stored))
     position = first + gl.arange(0, TOKENS, gl.SliceLayout(0, stored))
     mask = gl.expand_dims(position < h_block, 0)
@@ -382,6 +381,39 @@ def first_bytes(call: Call, tokens_tile: int, stages: int) -> int:
     return stages * rows * BLOCK_K.value * call.itemsize + BARRIER_BYTES
 
 
+def _stages(call: Call, tokens_tile: int, shared_bytes: int) -> int:
+    """Stages of a ring that a program has use and room for; it wants two."""
+    stages = max(2, triton.cdiv(call.p, BLOCK_K.value))
+    while stages and first_bytes(call, tokens_tile, stages) > shared_bytes:
+        stages -= 1
+    return stages
+
+
+def first_configs(call: Call, tokens: int) -> list[dict[str, int]]:
+    """The launch's part of configs worth timing, the likely best first.
+
+    Args:
+        tokens: that are walked at once.
+    """
+    rows = call.blocks * triton.cdiv(call.rank, TILE_RANK.value)
+
+    def cost(tile: int) -> int:
+        # What the busiest multiprocessor reads, in rows of right and of x.
+        programs = triton.cdiv(tokens, tile) * rows
+        return triton.cdiv(programs, call.device.sms) * (TILE_RANK.value + tile)
+
+    found: list[dict[str, int]] = []
+    for tile in sorted(TILES, key=cost):
+        crowded = triton.cdiv(tokens, tile) * rows > call.device.sms
+        # Two programs of the smallest tiles share a multiprocessor where there are enough of them.
+        for programs in (2, 1) if tile == TILES[0] and crowded else (1,):
+            stages = _stages(call, tile, call.device.shared_bytes // programs)
+            config = {"first_tokens": tile, "first_stages": stages}
+            if config not in found:
+                found.append(config)
+    return found
+
+
 def launch_first(
     call: Call,
     x: Tensor,
@@ -400,7 +432,7 @@ def launch_first(
         right: ``(b, r, p)``, contiguous.
         h: written; ``(b, r, h_block)``, contiguous, ``h_block`` a multiple of 64 and at least the
             tokens; its tokens are in the order of ``hopper_mix.stored_token``, groups of 32.
-        tokens_tile: tokens of a program: 64, 128, 160, 192 or 256.
+        tokens_tile: tokens of a program, one of ``TILES``.
         stages: of a program's ring, at least 2.
         grouped: plane l of h has rows j*b + l of every input block, as Monarch's output block l
             reads them; r must be 128. Otherwise plane k has the rows of input block k.

@@ -234,7 +234,6 @@ def _multiply(
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
     ACCUMULATORS: gl.constexpr,
-    HIDE: gl.constexpr,
 ):
     """Issues ``right[j] @ x_j^T`` without waiting for it.
 
@@ -246,14 +245,6 @@ def _multiply(
     product = gl.inline_asm_elementwise(
         "// $0", _constraints(ACCUMULATORS), accs, dtype=gl.float32, is_pure=False, pack=1
     )
-    if HIDE:
-        # From the compiler, which block this is: it would work out the addresses of all blocks'
-        # operands ahead, and have no registers for them.
-        zero = gl.inline_asm_elementwise(
-            "mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-        j += zero
-        step += zero
     for k in gl.static_range(STEPS):
         product = _issue(
             product,
@@ -377,7 +368,6 @@ def _mix_run(
         RESIDENT,
         SPLIT_RANK,
         ACCUMULATORS,
-        COUNT > 3,
     )
     scales = _scales(coupling_smem, step % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, rows)
     for n in gl.static_range(COUNT):
@@ -396,7 +386,6 @@ def _mix_run(
                 RESIDENT,
                 SPLIT_RANK,
                 ACCUMULATORS,
-                COUNT > 3,
             )
             later = _scales(coupling_smem, ahead % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, rows)
             done = warpgroup_mma_wait(STEPS, deps=(current,))

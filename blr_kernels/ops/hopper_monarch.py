@@ -24,13 +24,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blr_kernels.ops.alignment import aligned, is_aligned
-from blr_kernels.ops.hopper_first import BLOCK_K, first_bytes, launch_first
+from blr_kernels.ops.alignment import aligned
+from blr_kernels.ops.hopper_first import TILES, first_bytes, first_configs, launch_first
 from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
 from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor, unsupported
 from blr_kernels.ops.hopper_mix import stored_token
 from blr_kernels.ops.hopper_product import activate, stored_layout
-from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens, walk
+from blr_kernels.ops.hopper_scratch import chunk_tokens, walk
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.reference import Activation
 
@@ -306,17 +306,8 @@ def hopper_monarch_second_kernel(
     )
 
 
-_FIRST_TOKENS = (64, 128, 160, 192, 256)  # that a program of the first kernel may take
 # From so many rows on, slabs of 128 halve what is read of h; of fewer, the last is half empty.
 _TALL = 512
-
-
-def _first_stages(call: Call, tokens: int, shared_bytes: int) -> int:
-    """Stages that the first kernel has use and room for, of which it wants two."""
-    stages = max(2, triton.cdiv(call.p, BLOCK_K.value))
-    while stages and first_bytes(call, tokens, stages) > shared_bytes:
-        stages -= 1
-    return stages
 
 
 def _slab(config: Config) -> int:
@@ -400,11 +391,9 @@ def _run(
 ) -> None:
     left, right = map(aligned, factors)
     bias = None if bias is None else aligned(bias)
-    copied = not is_aligned(x)
-    chunk = chunk_tokens(call, _bytes_per_token(call), copied=copied)
-    padded = padded_tokens(call, chunk, _bytes_per_token(call), copied=copied)
+    padded, parts = walk(call, x, _bytes_per_token(call))
     h = x.new_empty((BLOCKS.value, RANK.value, padded))
-    for rows, part, _ in walk(call, x, chunk):
+    for rows, part, _ in parts:
         launch_first(
             call,
             part,
@@ -417,29 +406,9 @@ def _run(
         launch_second(call, h, left, bias, activation, out[rows], config)
 
 
-def _first_configs(call: Call) -> list[dict[str, int]]:
-    """The first kernel's part of configs, the likely best first."""
-
-    def cost(tokens: int) -> int:
-        """What the busiest multiprocessor reads a step: its programs' rows of x and right."""
-        programs = triton.cdiv(call.tokens, tokens) * BLOCKS.value
-        return triton.cdiv(programs, call.device.sms) * (RANK.value + tokens)
-
-    found: list[dict[str, int]] = []
-    for tokens in sorted(_FIRST_TOKENS, key=cost):
-        crowded = triton.cdiv(call.tokens, tokens) * BLOCKS.value > call.device.sms
-        # Two programs of small tiles share a multiprocessor where there are enough of them.
-        small = tokens <= TILE.value
-        for programs in (2, 1) if small and crowded else (1,):
-            stages = _first_stages(call, tokens, call.device.shared_bytes // programs)
-            config = {"first_tokens": tokens, "first_stages": stages}
-            if config not in found:
-                found.append(config)
-    return found
-
-
 def _candidates(call: Call) -> list[Config]:
-    first, second = _first_configs(call), _second_configs(call)
+    first = first_configs(call, chunk_tokens(call, _bytes_per_token(call)))
+    second = _second_configs(call)
     pairs = [(one, second[0]) for one in first] + [(first[0], two) for two in second]
     found: list[Config] = []
     for one, two in pairs:
@@ -459,7 +428,7 @@ def _why_not(call: Call) -> str:
         return f"it takes 4 blocks of rank 128, got {call.blocks} of rank {call.rank}"
     if call.p % 8:
         return f"it needs p to be a multiple of 8, got {call.p}"
-    most = max(first_bytes(call, _FIRST_TOKENS[0], 2), *map(_second_bytes, _second_configs(call)))
+    most = max(first_bytes(call, TILES[0], 2), *map(_second_bytes, _second_configs(call)))
     if call.device.shared_bytes < most:
         return f"it needs {most} bytes of shared memory, got {call.device.shared_bytes}"
     return ""

@@ -189,6 +189,18 @@ def stored_layout(rows, columns):
 
 
 @gluon.jit
+def in_row_order(acc, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """An accumulator ``(ROWS, COLUMNS)`` in the layout of ``stored_layout``; moves no data.
+
+    A thread has columns 8n + 2c and 8n + 2c + 1 of every 32, c its lane modulo 4; they become
+    eight in a row, at 8c + 2n and 8c + 2n + 1.
+    """
+    acc = acc.reshape((ROWS, COLUMNS // GROUP_N, 4, 4, 2)).permute((0, 1, 3, 2, 4))
+    acc = acc.reshape((ROWS, COLUMNS))
+    return gl.convert_layout(acc, stored_layout(ROWS, COLUMNS), assert_trivial=True)
+
+
+@gluon.jit
 def _load_bias(bias_ptr, bias_smem, COLUMNS: gl.constexpr):
     """Asks for ``COLUMNS`` elements of the bias."""
     lane = gl.arange(0, COLUMNS, gl.BlockedLayout([2], [32], [4], [0]))
@@ -211,9 +223,8 @@ def _store(
 ):
     """Stores ``acc (BLOCK_T, COLUMNS)``; the pointer is at its first column."""
     stored: gl.constexpr = stored_layout(BLOCK_T, COLUMNS)
-    # The weight's rows were loaded in an order that gives a thread eight columns in a row.
-    acc = acc.reshape((BLOCK_T, COLUMNS // GROUP_N, 4, 4, 2)).permute((0, 1, 3, 2, 4))
-    acc = gl.convert_layout(acc.reshape((BLOCK_T, COLUMNS)), stored, assert_trivial=True)
+    # The weight's rows were loaded in the order that this undoes.
+    acc = in_row_order(acc, BLOCK_T, COLUMNS)
     if HAS_BIAS:
         bias = bias_smem.load(gl.SliceLayout(0, stored))
         acc = acc + gl.expand_dims(bias.to(gl.float32), 0)

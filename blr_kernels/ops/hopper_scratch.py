@@ -51,16 +51,28 @@ def padded_tokens(call: Call, chunk: int, bytes_per_token: int, *, copied: bool 
     return (odd if odd * TILE_TOKENS * bytes_per_token <= room else tiles) * TILE_TOKENS
 
 
-def walk(call: Call, x: Tensor, chunk: int) -> Iterator[tuple[slice, Tensor, bool]]:
+def walk(
+    call: Call, x: Tensor, bytes_per_token: int, limit: int = 0
+) -> tuple[int, Iterator[tuple[slice, Tensor, bool]]]:
     """Walks ``x (tokens, in)`` in chunks, copied where TMA cannot read it.
 
+    Args:
+        call, bytes_per_token, limit: as ``chunk_tokens`` takes them.
+
     Returns:
-        For each chunk its tokens, its rows ``(tokens, in)`` of x, and whether these and all other
-        inputs are older than the kernel in front: a kernel of this very call.
+        The length of the intermediate's rows, and for each chunk its tokens, its rows
+        ``(tokens, in)`` of x, and whether these and all other inputs are older than the kernel in
+        front: a kernel of this very call.
     """
-    rows = None if is_aligned(x) else x.new_empty((chunk, call.in_features))
-    for start in range(0, call.tokens, chunk):
-        stop = min(start + chunk, call.tokens)
-        part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])
-        # A copy just made may be read once its kernel has ended, not before.
-        yield slice(start, stop), part, start > 0 and rows is None
+    copied = not is_aligned(x)
+    chunk = chunk_tokens(call, bytes_per_token, limit, copied=copied)
+    rows = x.new_empty((chunk, call.in_features)) if copied else None
+
+    def chunks() -> Iterator[tuple[slice, Tensor, bool]]:
+        for start in range(0, call.tokens, chunk):
+            stop = min(start + chunk, call.tokens)
+            part = x[start:stop] if rows is None else rows[: stop - start].copy_(x[start:stop])
+            # A copy just made may be read once its kernel has ended, not before.
+            yield slice(start, stop), part, start > 0 and rows is None
+
+    return padded_tokens(call, chunk, bytes_per_token, copied=copied), chunks()

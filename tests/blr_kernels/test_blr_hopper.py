@@ -364,7 +364,7 @@ def test_apart_configs() -> None:
     """The same of the path by three kernels, which shares the second product."""
     from blr_kernels.ops import hopper_apart, hopper_blast
     from blr_kernels.ops.hopper_first import first_bytes
-    from blr_kernels.ops.hopper_scratch import padded_tokens
+    from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens
 
     path = find_path("blast", "apart")
     keys = path.default_config(call_of("DiT qkv", 4096)).keys()
@@ -396,8 +396,9 @@ def test_apart_configs() -> None:
             assert columns & (columns - 1) == 0
             assert columns >= 64
             assert rows * columns <= (2048 if call.blocks <= 4 else 1024)
-            chunk = hopper_apart._chunk(call, config)
             per_token = 2 * call.blocks * call.rank * call.itemsize
+            assert per_token == hopper_apart._bytes_per_token(call)
+            chunk = chunk_tokens(call, per_token, config["chunk"])
             assert padded_tokens(call, chunk, per_token) * per_token <= SCRATCH_BYTES
             assert 1 <= chunk <= call.tokens
 
