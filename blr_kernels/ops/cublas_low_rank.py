@@ -65,4 +65,32 @@ def _run(
         _second(h, left, bias, activation, out[start:stop])
 
 
+def run_grouped(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, Tensor | None, Tensor],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+) -> None:
+    """``x (tokens, in)``, ``left (g, 1, out, r)``, None, ``right (g, 1, r, in)``,
+    ``bias (g, out)`` or None -> ``out (g, tokens, out)``: one product for all layers, whose weights
+    are one below the other, then a batched one.
+    """
+    groups = out.shape[0]
+    left, right = factors[0][:, 0].mT, factors[2].view(groups * call.rank, -1)
+    chunk = tokens_per_chunk(call.tokens, groups * call.rank * call.itemsize)
+    hidden = x.new_empty((chunk, groups * call.rank))
+    for start in range(0, call.tokens, chunk):
+        stop = min(start + chunk, call.tokens)
+        h, y = hidden[: stop - start], out[:, start:stop]
+        torch.mm(x[start:stop], right.t(), out=h)
+        by_layer = h.unflatten(1, (groups, call.rank)).transpose(0, 1)
+        if bias is None:
+            torch.bmm(by_layer, left, out=y)
+        else:
+            torch.baddbmm(bias[:, None], by_layer, left, out=y)
+        _activate_(y, activation)
+
+
 PATH = Path("cublas", "low_rank", _why_not, _default_config, _candidates, _run, library=True)

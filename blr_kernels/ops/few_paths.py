@@ -1,4 +1,7 @@
-"""The paths "few" (1 to 4 tokens) and "small" (5 to about 1,024), and their launch sizes."""
+"""The paths "few" (1 to 4 tokens) and "small" (5 to about 1,024), and their launch sizes.
+
+A layer of Monarch alone has other paths; both take several at once.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,8 @@ def _piece(size: int, rows: int, warps: int) -> int:
 # The path "few".
 
 
-def _why_not_few(call: Call) -> str:
+def why_not_few(call: Call) -> str:
+    """The reason why the path "few" cannot take a call, or ""."""
     if reason := why_not(call):
         return reason
     most = FEW_TOKENS if call.op == "low_rank" else MAX_TOKENS
@@ -170,6 +174,13 @@ def _distinct(default: dict[str, int], parts: Iterable[dict[str, int]]) -> list[
     return [config for n, config in enumerate(found) if config not in found[:n]]
 
 
+def _by_block(call: Call, out: Tensor) -> Tensor:
+    """``out (g, tokens, b*q)``, contiguous -> ``(g, tokens, b, q)`` of the blocks of left."""
+    if call.op == "monarch":
+        return out.unflatten(2, (call.q, call.blocks)).transpose(2, 3)
+    return out.unflatten(2, (call.blocks, call.q))
+
+
 def run_few(
     call: Call,
     x: Tensor,
@@ -183,7 +194,7 @@ def run_few(
     ``right (g, b, r, p)``, ``bias (g, b*q)`` or None -> ``out (g, tokens, b*q)``.
     """
     left, coupling, right = factors
-    groups, blocks, q, rank = left.shape
+    groups, blocks, _, rank = left.shape
     dependent = is_dependent(call.device)
     on_tensor_cores = bool(config["product_dot"])
     z = x.new_empty((groups, blocks, call.tokens, rank))
@@ -211,7 +222,7 @@ def run_few(
         launch_small_product(
             z,
             left,
-            out.view(groups, call.tokens, blocks, q),
+            _by_block(call, out),
             sizes,
             bias=bias,
             activation=activation,
@@ -225,6 +236,7 @@ def run_few(
         bias,
         activation,
         out,
+        interleaved=call.op == "monarch",
         rows=config["product_rows"],
         inner=config["product_inner"],
         tokens=min(MAX_TOKENS, power_of_two(call.tokens)),
@@ -266,7 +278,8 @@ def _run_few_low_rank(
 # The path "small".
 
 
-def _why_not_small(call: Call) -> str:
+def why_not_small(call: Call) -> str:
+    """The reason why the path "small" cannot take a call, or ""."""
     if reason := why_not(call):
         return reason
     if call.tokens > SMALL_TOKENS:
@@ -286,6 +299,9 @@ def _stages(per_stage: int, shared_bytes: int, most: int) -> int:
 
 def small_config(call: Call, groups: int = 1) -> dict[str, int]:
     """Launch sizes of the path "small" for ``groups`` layers at once."""
+    if call.op != "blast":
+        first, second = _hidden_sizes(call, groups), _small_product(call, groups, False)
+        return {"mix_in_product": 0, **first, **second}
     # Mixed in the second kernel, the first is one plain product with blocks as a grid dimension,
     # where a program that mixes walks all columns of x; the second then reads the intermediate of
     # every block, which few blocks alone repay, and only where the walk is long.
@@ -448,17 +464,17 @@ def _small_fits(call: Call, config: Config) -> bool:
 def run_small(
     call: Call,
     x: Tensor,
-    factors: tuple[Tensor, Tensor, Tensor],
+    factors: tuple[Tensor, Tensor | None, Tensor],
     bias: Tensor | None,
     activation: Activation | None,
     out: Tensor,
     config: Config,
 ) -> None:
-    """``x (tokens, b*p)``, ``left (g, b, q, r)``, ``coupling (g, b, b, r)``,
+    """``x (tokens, b*p)``, ``left (g, b, q, r)``, ``coupling (g, b, b, r)`` or None,
     ``right (g, b, r, p)``, ``bias (g, b*q)`` or None -> ``out (g, tokens, b*q)``.
     """
     left, coupling, right = factors
-    groups, blocks, q, rank = left.shape
+    groups, blocks, _, rank = left.shape
     p = right.shape[3]
     dependent = is_dependent(call.device)
     in_product = bool(config["mix_in_product"])
@@ -468,17 +484,24 @@ def run_small(
     )
     chunk = tokens_per_chunk(call.tokens, groups * blocks * rank * call.itemsize)
     z = x.new_empty((groups, blocks, chunk, rank))
-    y = out.view(groups, call.tokens, blocks, q)
+    y = _by_block(call, out)
+    lanes = blocks if call.op == "monarch" else 1
     for start in range(0, call.tokens, chunk):
         stop = min(start + chunk, call.tokens)
         rows, hidden = x[start:stop], z[:, :, : stop - start]
-        if in_product:
+        if coupling is None or in_product:
             by_block = rows.unflatten(1, (blocks, p)).transpose(0, 1)
+            by_input = hidden.transpose(1, 2)
+            if lanes > 1:
+                # Every output block takes its lane of every input block's rank.
+                by_input = hidden[:, 0].unflatten(2, (blocks, call.inner))
             launch_small_product(
                 by_block.expand(groups, -1, -1, -1),
                 right,
-                hidden.transpose(1, 2),
+                by_input,
                 mix,
+                lanes=lanes,
+                out_lane=hidden.stride(1),
                 early=False,
                 dependent=dependent,
             )
@@ -527,12 +550,12 @@ def _suits_few_low_rank(call: Call) -> bool:
 
 
 FEW_BLAST = Path(
-    "few", "blast", _why_not_few, few_config, few_candidates, _run_few_blast, separable=True
+    "few", "blast", why_not_few, few_config, few_candidates, _run_few_blast, separable=True
 )
 FEW_LOW_RANK = Path(
     "few",
     "low_rank",
-    _why_not_few,
+    why_not_few,
     few_config,
     few_candidates,
     _run_few_low_rank,
@@ -542,7 +565,7 @@ FEW_LOW_RANK = Path(
 SMALL_BLAST = Path(
     "small",
     "blast",
-    _why_not_small,
+    why_not_small,
     small_config,
     small_candidates,
     _run_small_blast,

@@ -1,4 +1,4 @@
-"""BLAST and low rank for 1 to 4 tokens: products on CUDA cores, bound by reading the weights.
+"""All three ops for 1 to 4 tokens: products on CUDA cores, bound by reading the weights.
 
 Two kernels. The first turns x into the mixed intermediate, a program per few rows of the rank and
 all input blocks; the second makes the output, a program per few rows of one output block. Both hold
@@ -48,7 +48,7 @@ def few_mix_kernel(
     BLOCKS: tl.constexpr,
     RANK: tl.constexpr,
     P: tl.constexpr,
-    COUPLED: tl.constexpr,  # without it BLOCKS is 1 and z is right[0] @ x
+    COUPLED: tl.constexpr,  # without it z is Monarch's; with one block that is right[0] @ x
     DEPENDENT: tl.constexpr,
     LINE: tl.constexpr,  # elements of a line of the cache
     LINES: tl.constexpr,  # a power of two that covers BLOCK_R * P elements
@@ -59,7 +59,11 @@ def few_mix_kernel(
     BLOCK_P: tl.constexpr,
     PIECES: tl.constexpr,  # pieces of BLOCK_P columns that are loaded at once
 ):
-    """``z[g, i, t, :] = sum_j coupling[g, i, j, :] * (right[g, j] @ x[t, j*P : (j + 1)*P])``."""
+    """``z[g, i, t, :] = sum_j coupling[g, i, j, :] * (right[g, j] @ x[t, j*P : (j + 1)*P])``.
+
+    Monarch's is ``z[g, l, t, k*m + n] = right[g, k, n*BLOCKS + l] @ x[t, k*P : (k + 1)*P]``, where
+    m is ``RANK / BLOCKS``.
+    """
     group = tl.program_id(2).to(tl.int64)
     first_token = tl.program_id(1) * TOKENS
     first_rank = tl.program_id(0) * BLOCK_R
@@ -138,8 +142,10 @@ def few_mix_kernel(
                 mask=mask_i[:, None] & mask_pair[None, :],
             )
     else:
+        lane, column = r % BLOCKS, j * (RANK // BLOCKS) + r // BLOCKS
+        at = (lane.to(tl.int64) * tokens)[:, None] + offs_t[None, :]
         tl.store(
-            z_ptr + offs_t.to(tl.int64)[None, :] * RANK + r[:, None],
+            z_ptr + at * RANK + column[:, None],
             by_token.to(z_ptr.dtype.element_ty),
             mask=mask_row[:, None] & mask_t[None, :],
         )
@@ -155,6 +161,7 @@ def few_product_kernel(
     BLOCKS: tl.constexpr,
     Q: tl.constexpr,
     RANK: tl.constexpr,
+    INTERLEAVED: tl.constexpr,  # row s of block i is output s*BLOCKS + i, not i*Q + s
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -162,20 +169,25 @@ def few_product_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """``out[g, t, i*Q : (i + 1)*Q] = act(left[g, i] @ z[g, i, t] + bias[g, i*Q : (i + 1)*Q])``.
+    """``out[g, t, i*Q : (i + 1)*Q] = act(left[g, i] @ z[g, i, t] + bias[g, i*Q : (i + 1)*Q])``,
+    with INTERLEAVED for the outputs ``i::BLOCKS``.
 
     All weights of a program are loaded before it waits for z.
     """
     group = tl.program_id(2).to(tl.int64)
     tiles_q: tl.constexpr = (Q + BLOCK_Q - 1) // BLOCK_Q
-    block = tl.program_id(0) // tiles_q
+    if INTERLEAVED:
+        # Programs that share lines of out run together.
+        block, tile = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
+    else:
+        block, tile = tl.program_id(0) // tiles_q, tl.program_id(0) % tiles_q
     first_token = tl.program_id(1) * TOKENS
-    offs_q = (tl.program_id(0) % tiles_q) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    offs_q = tile * BLOCK_Q + tl.arange(0, BLOCK_Q)
     offs_k = tl.arange(0, BLOCK_K)
     mask_q = offs_q < Q
     of_group = group * BLOCKS + block
     left_row = left_ptr + of_group * (Q * RANK) + offs_q.to(tl.int64) * RANK
-    column = block * Q + offs_q
+    column = offs_q * BLOCKS + block if INTERLEAVED else block * Q + offs_q
     lefts = ()
     for k in tl.static_range(0, RANK, BLOCK_K):
         left = tl.load(
@@ -235,7 +247,7 @@ def launch_few_mix(
 
     Args:
         x: ``(tokens, b*p)`` with a contiguous last dimension.
-        coupling: ``(g, b, b, r)``, contiguous, or None where b is 1 and nothing is mixed.
+        coupling: ``(g, b, b, r)``, contiguous, or None for Monarch and low rank, whose b is 1.
         right: ``(g, b, r, p)``, contiguous.
         z: written; ``(g, b, tokens, r)``, contiguous.
         rows: rows of the rank that a program holds, for every input block.
@@ -282,6 +294,7 @@ def launch_few_product(
     activation: Activation | None,
     out: Tensor,
     *,
+    interleaved: bool,
     rows: int,
     inner: int,
     tokens: int,
@@ -296,6 +309,7 @@ def launch_few_product(
         bias: ``(g, b*q)``, contiguous, or None.
         activation: after the bias.
         out: written; ``(g, tokens, b*q)``, contiguous.
+        interleaved: whether row s of block i is output ``s*b + i``, as Monarch's is.
         rows: rows of an output block that a program holds.
         inner: width of the pieces that it loads of them, all at once.
         tokens: tokens of a program, 1, 2 or 4.
@@ -313,6 +327,7 @@ def launch_few_product(
         BLOCKS=blocks,
         Q=q,
         RANK=rank,
+        INTERLEAVED=interleaved and blocks > 1,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
         DEPENDENT=dependent,

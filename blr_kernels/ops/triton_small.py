@@ -1,6 +1,6 @@
-"""BLAST for some tokens (5 to about 1,024): products on tensor cores, bound by latency.
+"""All three ops for some tokens (5 to about 1,024): products on tensor cores, bound by latency.
 
-Two dependent launches with small tiles, so that all multiprocessors take part. The sum over the
+Two dependent launches with small tiles, so that all multiprocessors take part. BLAST's sum over the
 input blocks with the coupling is done where it costs less: in the first kernel, which then holds
 one accumulator per output block, or in the second, which then reads the intermediate of every
 input block.
@@ -114,8 +114,9 @@ def small_product_kernel(
     a_ptr,  # (groups, BLOCKS, tokens, K), strides (a_group, a_block, a_token, 1)
     coupling_ptr,  # (groups, BLOCKS, BLOCKS, K), contiguous; unused unless MIX
     w_ptr,  # (groups, BLOCKS, N, K), contiguous
-    bias_ptr,  # (groups, BLOCKS * N), contiguous; unused unless HAS_BIAS
-    out_ptr,  # (groups, tokens, BLOCKS, N), strides (out_group, out_token, out_block, 1)
+    bias_ptr,  # (groups, BLOCKS * N), each as a row of out, contiguous; unused unless HAS_BIAS
+    out_ptr,  # (groups, tokens, BLOCKS, N / LANES), strides (out_group, out_token, out_block,
+    # out_column); lane l at l * out_lane
     tokens,
     a_group,
     a_block,
@@ -123,9 +124,13 @@ def small_product_kernel(
     out_group,
     out_token,
     out_block,
+    out_column,
+    out_lane,
     BLOCKS: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,
+    LANES: tl.constexpr,  # row j * LANES + l of w is column j of lane l
+    INTERLEAVED: tl.constexpr,  # blocks alternate in out
     MIX: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
@@ -146,8 +151,11 @@ def small_product_kernel(
     """
     tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    tile = tl.program_id(0)
-    block = tl.program_id(1)
+    if INTERLEAVED:
+        # Programs that share lines of out run together: L2 fills a line before it writes it.
+        block, tile = tl.program_id(0) % BLOCKS, tl.program_id(0) // BLOCKS
+    else:
+        block, tile = tl.program_id(1), tl.program_id(0)
     group = tl.program_id(2).to(tl.int64)
     first_row = (tile % tiles_n) * BLOCK_N
     offs_t = (tile // tiles_n) * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -189,7 +197,7 @@ def small_product_kernel(
                 couplings = couplings + (tl.load(at, mask=offs_k < K - k, other=0.0),)  # noqa: RUF005
     bias = tl.zeros((BLOCK_N,), dtype=tl.float32)
     if HAS_BIAS:
-        bias_row = bias_ptr + of_group * N + offs_n
+        bias_row = bias_ptr + group * (BLOCKS * N) + block * out_block + offs_n * out_column
         bias = tl.load(bias_row, mask=mask_n, other=0.0).to(tl.float32)
     wait(DEPENDENT)
     release(DEPENDENT)
@@ -252,7 +260,11 @@ def small_product_kernel(
         acc += bias[None, :]
     acc = activate(acc, ACTIVATION)
     out_tile = out_ptr + group * out_group + block.to(tl.int64) * out_block
-    out_tile += token[:, None] * out_token + offs_n[None, :]
+    if LANES > 1:
+        column = (offs_n % LANES).to(tl.int64) * out_lane + (offs_n // LANES) * out_column
+    else:
+        column = offs_n * out_column
+    out_tile += token[:, None] * out_token + column[None, :]
     tl.store(out_tile, acc.to(out_ptr.dtype.element_ty), mask=mask_t[:, None] & mask_n[None, :])
 
 
@@ -352,6 +364,8 @@ def launch_small_product(
     coupling: Tensor | None = None,
     bias: Tensor | None = None,
     activation: Activation | None = None,
+    lanes: int = 1,
+    out_lane: int = 0,
     early: bool,
     dependent: bool,
 ) -> None:
@@ -360,23 +374,24 @@ def launch_small_product(
     Args:
         a: ``(g, b, tokens, k)`` with a contiguous last dimension; may be an expanded view.
         weight: ``(g, b, n, k)``, contiguous.
-        out: written; ``(g, tokens, b, n)`` with a contiguous last dimension.
+        out: written; ``(g, tokens, b, n / lanes)``, any strides; with a bias a view of a contiguous
+            ``(g, tokens, b*n)``.
         sizes: of the launch; rows are those of the weight.
         coupling: ``(g, b, b, k)``, contiguous, to mix the blocks of ``a`` first, or None. Takes
             ``early``.
-        bias: ``(g, b*n)``, contiguous, or None.
+        bias: ``(g, b*n)`` in the order of a token's row of ``out``, contiguous, or None.
         activation: after the bias.
+        lanes, out_lane: row ``j*lanes + l`` of the weight is column j of the lane that starts
+            ``l * out_lane`` elements after ``out``: Monarch's permutation.
         early: whether weight, coupling and bias are older than the kernel launched before.
         dependent: whether it is launched as a dependent kernel.
     """
     groups, blocks, n, k = weight.shape
     tokens = a.shape[2]
     line = LINE_BYTES // a.element_size()
-    grid = (
-        triton.cdiv(tokens, sizes.tokens) * triton.cdiv(n, sizes.rows),
-        blocks,
-        groups,
-    )
+    tiles = triton.cdiv(tokens, sizes.tokens) * triton.cdiv(n, sizes.rows)
+    interleaved = lanes == 1 and blocks > 1 and out.stride(3) > 1
+    grid = (tiles * blocks, 1, groups) if interleaved else (tiles, blocks, groups)
     small_product_kernel[grid](
         a,
         coupling,
@@ -390,9 +405,13 @@ def launch_small_product(
         out.stride(0),
         out.stride(1),
         out.stride(2),
+        out.stride(3),
+        out_lane,
         BLOCKS=blocks,
         N=n,
         K=k,
+        LANES=lanes,
+        INTERLEAVED=interleaved,
         MIX=coupling is not None,
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",

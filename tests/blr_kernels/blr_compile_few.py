@@ -28,7 +28,7 @@ from blr_kernels.ops.triton_few import MAX_TOKENS
 SMS = {80: 108, 86: 84, 90: 132, 100: 148, 120: 170}
 
 LAYERS: list[tuple[str, tuple[int, int, int, int], int, int]] = [
-    # layer, (blocks, p, q, rank), tokens, layers in one launch
+    # layer, (blocks, p, q, rank), tokens, layers in one launch; BLAST
     ("DiT adaLN", (9, 128, 768, 256), 2, 1),
     ("DiT adaLN", (9, 128, 768, 256), 16, 1),
     ("DiT adaLN", (9, 128, 768, 256), 2, 28),
@@ -42,9 +42,23 @@ LAYERS: list[tuple[str, tuple[int, int, int, int], int, int]] = [
     ("DiT q, k, v", (9, 128, 128, 128), 512, 3),
 ]
 
+GROUPED: list[tuple[str, str, tuple[int, int, int, int], int, int]] = [
+    # layer, op, the same
+    ("DiT adaLN", "low_rank", (1, 1152, 6912, 256), 2, 28),
+    ("DiT adaLN", "low_rank", (1, 1152, 6912, 256), 16, 28),
+    ("DiT q, k, v", "low_rank", (1, 1152, 1152, 128), 512, 3),
+    ("Llama-7B q, k, v", "low_rank", (1, 4096, 4096, 1024), 16, 3),
+    ("DiT adaLN", "monarch", (4, 288, 1728, 128), 2, 28),
+    ("DiT adaLN", "monarch", (4, 288, 1728, 128), 16, 28),
+    ("DiT adaLN", "monarch", (4, 288, 1728, 128), 64, 28),
+    ("ViT q, k, v", "monarch", (4, 192, 192, 128), 2, 3),
+    ("ViT q, k, v", "monarch", (4, 192, 192, 128), 197, 3),
+    ("Llama-7B q, k, v", "monarch", (16, 256, 256, 512), 16, 3),
+]
+
 
 def compile_call(
-    shape: tuple[int, int, int, int], tokens: int, groups: int, target: int
+    op: str, shape: tuple[int, int, int, int], tokens: int, groups: int, target: int
 ) -> list[tuple[str, Any]]:
     """Name and compiled kernel of each launch of a call in bfloat16 with bias and GELU."""
     COMPILED.clear()
@@ -52,12 +66,13 @@ def compile_call(
     b, p, q, r = shape
     dtype = torch.bfloat16
     device = replace(limits(target), sms=SMS[target])
-    call = Call("blast", tokens, b * p, b * q, b, r, dtype, device)
+    call = Call(op, tokens, b * p, b * q, b, r, dtype, device)
 
     def empty(*sizes: int) -> torch.Tensor:
         return torch.empty(sizes, dtype=dtype, device="meta")
 
-    factors = empty(groups, b, q, r), empty(groups, b, b, r), empty(groups, b, r, p)
+    coupling = empty(groups, b, b, r) if op == "blast" else None
+    factors = empty(groups, b, q, r), coupling, empty(groups, b, r, p)
     x, bias, out = empty(tokens, b * p), empty(groups, b * q), empty(groups, tokens, b * q)
     run, config = (run_few, few_config) if tokens <= MAX_TOKENS else (run_small, small_config)
     run(call, x, factors, bias, "gelu", out, config(call, groups))
@@ -66,8 +81,9 @@ def compile_call(
 
 def rows_of(target: int) -> Iterator[dict[str, Any]]:
     """What is worth knowing of each kernel, in the order of the launches."""
-    for label, shape, tokens, groups in LAYERS:
-        for number, (name, compiled) in enumerate(compile_call(shape, tokens, groups, target)):
+    alone = [(label, "blast", *rest) for label, *rest in LAYERS]
+    for label, op, shape, tokens, groups in [*alone, *GROUPED]:
+        for number, (name, compiled) in enumerate(compile_call(op, shape, tokens, groups, target)):
             lines = compiled.asm["ptx"].splitlines()
             wide = [
                 n
@@ -77,7 +93,7 @@ def rows_of(target: int) -> Iterator[dict[str, Any]]:
             waits = [n for n, line in enumerate(lines) if "griddepcontrol.wait" in line]
             yield {
                 "target": target,
-                "what": f"{label} {shape} x{groups} {tokens} tokens {name}",
+                "what": f"{label} {op} {shape} x{groups} {tokens} tokens {name}",
                 "shared": compiled.metadata.shared,
                 "limit": limits(target).shared_bytes,
                 "stack": stack_bytes(compiled.asm["cubin"]),
