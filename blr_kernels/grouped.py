@@ -1,4 +1,4 @@
-"""BLAST layers with the same input, computed together."""
+"""Layers with the same input, computed together."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from blr_kernels.nn import BlastLinear, BLRLinear
-from blr_kernels.ops.blast_grouped import blast_linear_grouped
+from blr_kernels.nn import BLRLinear
+from blr_kernels.ops import blast_linear_grouped, low_rank_linear_grouped, monarch_linear_grouped
+
+_LINEAR: dict[str, Callable[..., Tensor]] = {
+    "blast": blast_linear_grouped,
+    "low_rank": low_rank_linear_grouped,
+    "monarch": monarch_linear_grouped,
+}
+"""The grouped op of each kind of structure."""
 
 
 class BLRGroup(nn.Module):
-    """Runs ``g`` BLAST layers of equal sizes on one input as if they were one.
+    """Runs ``g`` layers of one structure and equal sizes on one input as if they were one.
 
     The layers stay where they are in their model and keep their parameters, under the same names:
     each parameter becomes a view of a tensor that holds those of all layers, so that no memory is
@@ -30,7 +37,7 @@ class BLRGroup(nn.Module):
         """Stacks the parameters of ``layers``.
 
         Raises:
-            TypeError: for a layer that is no ``BlastLinear``.
+            TypeError: for a layer that is no ``BLRLinear``.
             ValueError: for no layers, one layer given twice, or layers that differ in sizes,
                 structure, bias, activation, dtype or device; the text names both.
         """
@@ -99,7 +106,7 @@ class BLRGroup(nn.Module):
             x = F.pad(x, (0, first.in_padded - first.in_features))
             if bias is not None:
                 bias = F.pad(bias, (0, first.out_padded - first.out_features))
-        y = blast_linear_grouped(
+        y = _LINEAR[first.structure.kind](
             x, **factors, bias=bias, activation=first.activation, backend=self._backend()
         )
         return (y[..., : first.out_features] if padded else y).unbind()
@@ -143,8 +150,8 @@ class BLRGroup(nn.Module):
 
     def _check(self) -> None:
         for layer in self._layers:
-            if not isinstance(layer, BlastLinear):
-                raise TypeError(f"layers must be BlastLinear, got {type(layer).__name__}")
+            if not isinstance(layer, BLRLinear):
+                raise TypeError(f"layers must be BLRLinear, got {type(layer).__name__}")
         first = _traits(self._layers[0])
         for layer in self._layers[1:]:
             for what, value in _traits(layer).items():

@@ -165,8 +165,8 @@ def explain(
 ) -> Explanation:
     """Says what a layer of this size runs on, and why something else does not.
 
-    It speaks of a call of one layer. A grouped launch (``blast_linear_grouped``) has sizes of its
-    own, which are computed and never tuned.
+    It speaks of a call of one layer. A grouped launch (``blast_linear_grouped`` and the like)
+    has sizes of its own, which are computed and never tuned.
 
     Args:
         structure, in_features, out_features: of the layer.
