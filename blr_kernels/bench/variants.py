@@ -14,9 +14,16 @@ from blr_kernels import reference
 from blr_kernels.bench import peers
 from blr_kernels.bench.cases import Case
 from blr_kernels.bench.operands import Operands
-from blr_kernels.ops import blast_linear, explain, low_rank_linear, monarch_linear
+from blr_kernels.ops import (
+    blast_linear,
+    blast_linear_grouped,
+    explain,
+    low_rank_linear,
+    low_rank_linear_grouped,
+    monarch_linear,
+    monarch_linear_grouped,
+)
 from blr_kernels.ops import paths as ops_paths
-from blr_kernels.ops.blast_grouped import blast_linear_grouped
 from blr_kernels.ops.int8 import blast_linear_int8
 from blr_kernels.ops.paths import Call, Config, call_of, run_path
 from blr_kernels.quantize import quantize_blast
@@ -35,6 +42,11 @@ _AUTO: dict[str, Callable[..., Tensor]] = {
     "blast": blast_linear,
     "monarch": monarch_linear,
     "low_rank": low_rank_linear,
+}
+_GROUPED: dict[str, Callable[..., Tensor]] = {
+    "blast": blast_linear_grouped,
+    "monarch": monarch_linear_grouped,
+    "low_rank": low_rank_linear_grouped,
 }
 
 
@@ -119,10 +131,14 @@ def int8_variants(case: Case) -> list[Variant]:
     return [Variant("int8", _int8, weight_bytes=case.copies * one)]
 
 
-def _grouped(operands: Operands) -> list[Tensor]:
-    left, coupling, right = operands.stacked
-    y = blast_linear_grouped(operands.x, left, coupling, right, operands.stacked_bias)
-    return list(y.unbind())
+def _grouped(function: Callable[..., Tensor]) -> Run:
+    """``function(x, *stacked factors, stacked bias)`` once for all copies."""
+
+    def run(operands: Operands) -> list[Tensor]:
+        y = function(operands.x, *operands.stacked, operands.stacked_bias)
+        return list(y.unbind())
+
+    return run
 
 
 def _path(path: ops_paths.Path, call: Call) -> Callable[[list[Operands]], Run]:
@@ -183,8 +199,11 @@ def variants(case: Case, first: Operands, *, compiled: bool, ref: Path | None) -
             if path.name != "cublas" and not path.why_not(call):
                 yield Variant(path.name, _path(path, call))
         yield from int8_variants(case)
-    if case.copies > 1 and op == "blast":
-        yield Variant("auto", lambda sets: _grouped, path="grouped" if x.is_cuda else None)
+    if case.copies > 1:
+        function = _GROUPED[op]
+        yield Variant(
+            "auto", lambda sets: _grouped(function), path="grouped" if x.is_cuda else None
+        )
         return
     told = explain(
         case.structure, case.in_features, case.out_features,
