@@ -3,7 +3,8 @@
 ``hopper_first`` computes the product of every input block, a small kernel mixes them, and
 ``hopper_product`` is the second product. Without the mixing's accumulators a program of the first
 has registers for more tokens, so that ``right`` is read fewer times; what is written and read once
-more is small where input blocks are wide.
+more is small where input blocks are wide. Few blocks are mixed on the ordinary cores, by the kernel
+here; many, as ``hopper_mix_many`` does, on the tensor cores.
 """
 
 # Triton gives a kernel's parameters their types at launch, and a tuple in it may grow.
@@ -24,14 +25,15 @@ from blr_kernels.ops.hopper_blast import (
     unsupported_blast,
 )
 from blr_kernels.ops.hopper_first import GROUP, first_configs, launch_first
+from blr_kernels.ops.hopper_launch import unsupported
+from blr_kernels.ops.hopper_mix_many import MOST_BLOCKS, launch_mix_many, mix_many_shapes
 from blr_kernels.ops.hopper_scratch import TILE_TOKENS, chunk_tokens, walk
 from blr_kernels.ops.paths import Call, Config, Path
 from blr_kernels.ops.triton_dependent import is_dependent, launch_options, release, wait
 from blr_kernels.reference import Activation
 
-_MOST_BLOCKS = 16
 _FEW_BLOCKS = 4
-_MOST_HELD = 81  # scales that a thread's registers hold beside a tile of every block
+_MOST_UNROLLED = 8  # blocks whose scales a thread's registers hold beside a tile of each
 _WARP_TOKENS = 256  # of a row, 16 bytes a thread
 _MAX_WARPS = 4
 
@@ -45,7 +47,6 @@ def mix_apart_kernel(
     h_block,  # a multiple of 64
     BLOCKS: tl.constexpr,
     RANK: tl.constexpr,
-    HOLD: tl.constexpr,  # the scales are loaded while the kernel ahead still runs
     DEPENDENT: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -61,10 +62,9 @@ def mix_apart_kernel(
     # The kernel after this one reads nothing but what is older than the op before it waits.
     release(DEPENDENT)
     scales = ()
-    if HOLD:
-        for n in tl.static_range(BLOCKS * BLOCKS):
-            s = tl.load(coupling_ptr + n * RANK + rank, mask=mask_r, other=0.0)
-            scales = scales + (s,)  # noqa: RUF005
+    for n in tl.static_range(BLOCKS * BLOCKS):
+        s = tl.load(coupling_ptr + n * RANK + rank, mask=mask_r, other=0.0)
+        scales = scales + (s,)  # noqa: RUF005
     wait(DEPENDENT)
     blocks = ()
     for j in tl.static_range(BLOCKS):
@@ -73,18 +73,19 @@ def mix_apart_kernel(
     for i in tl.static_range(BLOCKS):
         z = tl.zeros((BLOCK_R, BLOCK_T), dtype=tl.float32)
         for j in tl.static_range(BLOCKS):
-            if HOLD:
-                s = scales[i * BLOCKS + j]
-            else:
-                s = tl.load(coupling_ptr + (i * BLOCKS + j) * RANK + rank, mask=mask_r, other=0.0)
+            s = scales[i * BLOCKS + j]
             z += s.to(tl.float32)[:, None] * blocks[j].to(tl.float32)
         tl.store(z_ptr + i * plane + at, z.to(z_ptr.dtype.element_ty), mask=mask)
+
+
+def _is_many(call: Call) -> bool:
+    return call.blocks > _MOST_UNROLLED
 
 
 def launch_mix_apart(
     call: Call, h: Tensor, coupling: Tensor, z: Tensor, tokens: int, config: Config
 ) -> None:
-    """Launches ``mix_apart_kernel`` once, after a kernel that follows all of its call's inputs.
+    """Launches the kernel that mixes, once, after one that follows all of its call's inputs.
 
     Args:
         h: ``(b, r, h_block)``, contiguous, ``h_block`` a multiple of 64.
@@ -95,6 +96,10 @@ def launch_mix_apart(
     blocks, rank, h_block = h.shape
     whole = triton.cdiv(tokens, TILE_TOKENS) * TILE_TOKENS
     rows, columns = config["apart_rows"], config["apart_tokens"]
+    # Gluon has no interpreter.
+    if _is_many(call) and not unsupported(call):
+        launch_mix_many(h, coupling, z, whole, rows=rows, columns=columns)
+        return
     dependent = is_dependent(call.device)
     mix_apart_kernel[(triton.cdiv(whole, columns), triton.cdiv(rank, rows))](
         h,
@@ -104,7 +109,6 @@ def launch_mix_apart(
         h_block,
         BLOCKS=blocks,
         RANK=rank,
-        HOLD=blocks * blocks <= _MOST_HELD,
         DEPENDENT=dependent,
         BLOCK_R=rows,
         BLOCK_T=columns,
@@ -119,9 +123,12 @@ def _mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
     Args:
         tokens: that are walked at once.
     """
-    # A row of so many tokens is one warp's, so that its lanes share what they load of scales.
-    columns = min(_WARP_TOKENS, triton.next_power_of_2(max(tokens, TILE_TOKENS)))
-    shapes = [(4, columns), (2, 2 * columns), (2, columns)]
+    if _is_many(call):
+        shapes = mix_many_shapes(call, tokens)
+    else:
+        # A row of so many tokens is one warp's, so that its lanes share what they load of scales.
+        columns = min(_WARP_TOKENS, triton.next_power_of_2(max(tokens, TILE_TOKENS)))
+        shapes = [(4, columns), (2, 2 * columns), (2, columns)]
     return [{"apart_rows": rows, "apart_tokens": columns} for rows, columns in shapes]
 
 
@@ -152,8 +159,8 @@ def _default_config(call: Call) -> Config:
 def _why_not(call: Call) -> str:
     if reason := unsupported_blast(call):
         return reason
-    if call.blocks > _MOST_BLOCKS:
-        return f"it takes up to {_MOST_BLOCKS} blocks, got {call.blocks}"
+    if call.blocks > MOST_BLOCKS:
+        return f"it takes up to {MOST_BLOCKS} blocks, got {call.blocks}"
     return ""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from blr_kernels import Blast
 from blr_kernels.ops import hopper_blast, hopper_first, hopper_monarch
+from blr_kernels.ops.hopper_mix_many import mix_many_bytes
 from blr_kernels.ops.paths import Call, Config, Path, find_path
 
 LAYERS: list[tuple[str, Blast, int, int]] = [
@@ -36,6 +38,7 @@ LAYERS: list[tuple[str, Blast, int, int]] = [
     ("two blocks", Blast(2, 64), 128, 256),
     ("odd rank", Blast(9, 40), 648, 1152),
     ("one block", Blast(1, 40), 1024, 192),
+    ("many blocks", Blast(20, 40), 1280, 1280),
 ]
 
 MONARCH = {"ViT qkv": (768, 2304), "ViT fc1": (768, 3072), "ViT fc2": (3072, 768)}
@@ -47,6 +50,9 @@ COUNTED = {
         call, config["first_tokens"], config["first_stages"]
     ),
     "mix_apart_kernel": lambda call, config: 0,
+    "mix_many_kernel": lambda call, config: mix_many_bytes(
+        call.blocks, config["apart_rows"], call.itemsize
+    ),
     "hopper_monarch_second_kernel": lambda call, config: hopper_monarch._second_bytes(config),
 }
 """What the host says that a kernel takes of shared memory."""
@@ -229,7 +235,8 @@ def rows_of(kind: str) -> Iterator[dict[str, Any]]:
                 "shared": compiled.metadata.shared,
                 "counted": COUNTED[name](call, config),
                 "limit": call.device.shared_bytes,
-                "wgmma": ptx.count("wgmma.mma_async"),
+                "mma": ptx.count("wgmma.mma_async") + ptx.count("mma.sync"),
+                "narrow": len(re.findall(r"st\.global(?!\S*\.v4)", ptx)),
                 "assembler": assembled(ptx),
             }
 
