@@ -17,13 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from blr_kernels.ops.alignment import aligned
-from blr_kernels.ops.hopper_blast import (
-    ENOUGH_TOKENS,
-    is_mixed_apart,
-    launch_product,
-    product_configs,
-    unsupported_blast,
-)
+from blr_kernels.ops.hopper_blast import is_mixed_apart, launch_product, unsupported_blast
+from blr_kernels.ops.hopper_blast_config import ALL_EARLY, MANY_TOKENS, product_configs
 from blr_kernels.ops.hopper_first import GROUP, first_configs, launch_first
 from blr_kernels.ops.hopper_launch import unsupported
 from blr_kernels.ops.hopper_mix_many import MOST_BLOCKS, launch_mix_many, mix_many_shapes
@@ -33,6 +28,7 @@ from blr_kernels.ops.triton_dependent import is_dependent, launch_options, relea
 from blr_kernels.reference import Activation
 
 _FEW_BLOCKS = 4
+_ENOUGH_TOKENS = 256
 _MOST_UNROLLED = 8  # blocks whose scales a thread's registers hold beside a tile of each
 _WARP_TOKENS = 256  # of a row, 16 bytes a thread
 _MAX_WARPS = 4
@@ -40,9 +36,8 @@ _MAX_WARPS = 4
 
 @triton.jit
 def mix_apart_kernel(
-    h_ptr,  # (BLOCKS, RANK, h_block), contiguous; tokens in any order
+    h_ptr,  # (BLOCKS, RANK, h_block), contiguous; tokens in any order; becomes z
     coupling_ptr,  # (BLOCKS, BLOCKS, RANK), contiguous
-    z_ptr,  # (BLOCKS, RANK, h_block), contiguous; tokens in the same order
     tokens,  # of a row that are mixed, a multiple of 64
     h_block,  # a multiple of 64
     BLOCKS: tl.constexpr,
@@ -75,22 +70,21 @@ def mix_apart_kernel(
         for j in tl.static_range(BLOCKS):
             s = scales[i * BLOCKS + j]
             z += s.to(tl.float32)[:, None] * blocks[j].to(tl.float32)
-        tl.store(z_ptr + i * plane + at, z.to(z_ptr.dtype.element_ty), mask=mask)
+        # In the place of what this thread has read.
+        tl.store(h_ptr + i * plane + at, z.to(h_ptr.dtype.element_ty), mask=mask)
 
 
 def _is_many(call: Call) -> bool:
     return call.blocks > _MOST_UNROLLED
 
 
-def launch_mix_apart(
-    call: Call, h: Tensor, coupling: Tensor, z: Tensor, tokens: int, config: Config
-) -> None:
+def launch_mix_apart(call: Call, h: Tensor, coupling: Tensor, tokens: int, config: Config) -> None:
     """Launches the kernel that mixes, once, after one that follows all of its call's inputs.
 
     Args:
-        h: ``(b, r, h_block)``, contiguous, ``h_block`` a multiple of 64.
+        h: ``(b, r, h_block)``, contiguous, ``h_block`` a multiple of 64; becomes z, whole tiles of
+            64 tokens.
         coupling: ``(b, b, r)``, contiguous.
-        z: written; like h, tokens in the same order, whole tiles of 64.
         tokens: of h.
     """
     blocks, rank, h_block = h.shape
@@ -98,13 +92,12 @@ def launch_mix_apart(
     rows, columns = config["apart_rows"], config["apart_tokens"]
     # Gluon has no interpreter.
     if _is_many(call) and not unsupported(call):
-        launch_mix_many(h, coupling, z, whole, rows=rows, columns=columns)
+        launch_mix_many(h, coupling, whole, rows=rows, columns=columns)
         return
     dependent = is_dependent(call.device)
     mix_apart_kernel[(triton.cdiv(whole, columns), triton.cdiv(rank, rows))](
         h,
         coupling,
-        z,
         whole,
         h_block,
         BLOCKS=blocks,
@@ -133,15 +126,17 @@ def _mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
 
 
 def _bytes_per_token(call: Call) -> int:
-    """Of h and z."""
-    return 2 * call.blocks * call.rank * call.itemsize
+    """Of h, which becomes z."""
+    return call.blocks * call.rank * call.itemsize
 
 
 def _candidates(call: Call) -> list[Config]:
     """Each differs from the first, the default, in one of its parts."""
     tokens = chunk_tokens(call, _bytes_per_token(call))
     first, mix = first_configs(call, tokens), _mix_configs(call, tokens)
-    products = product_configs(call)
+    # The mixing leaves room for the product's programs, which load their slab meanwhile.
+    few = call.tokens <= MANY_TOKENS
+    products = product_configs(call, early=ALL_EARLY) if few else product_configs(call)
     default: Config = {**first[0], **mix[0], **products[0], "chunk": 0}
     parts = [*first[1:4], *mix[1:], *products[1:]]
     # An intermediate that the cache holds is read again from there.
@@ -176,7 +171,7 @@ def _run(
     left, coupling, right = map(aligned, factors)
     bias = None if bias is None else aligned(bias)
     padded, parts = walk(call, x, _bytes_per_token(call), config["chunk"])
-    h, z = x.new_empty((2, call.blocks, call.rank, padded))
+    h = x.new_empty((call.blocks, call.rank, padded))
     for tokens, part, late in parts:
         launch_first(
             call,
@@ -188,13 +183,13 @@ def _run(
             grouped=False,
             early=late,
         )
-        launch_mix_apart(call, h, coupling, z, part.shape[0], config)
-        launch_product(call, z, left, bias, activation, out[tokens], config, group=GROUP.value)
+        launch_mix_apart(call, h, coupling, part.shape[0], config)
+        launch_product(call, h, left, bias, activation, out[tokens], config, group=GROUP.value)
 
 
 def _suits(call: Call) -> bool:
     # Few blocks at few tokens are mixed as fast as a kernel starts.
-    enough = call.tokens >= ENOUGH_TOKENS or call.blocks > _FEW_BLOCKS
+    enough = call.tokens >= _ENOUGH_TOKENS or call.blocks > _FEW_BLOCKS
     return enough and is_mixed_apart(call)
 
 

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
+from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait, prefetch_descriptors
 from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor
 from blr_kernels.ops.hopper_product import in_row_order, stored_layout
 from blr_kernels.ops.paths import Call
@@ -295,6 +295,7 @@ def hopper_first_kernel(
     for n in gl.static_range(STAGES):
         mbarrier.init(ready.index(n), count=1)
         mbarrier.init(empty.index(n), count=CONSUMERS)
+    prefetch_descriptors("hopper_first_kernel", (0, 5, 10) if REST > 0 else (0, 10))
     if not EARLY:
         grid_wait()
     grid_launch_dependents()
@@ -411,6 +412,9 @@ def first_configs(call: Call, tokens: int) -> list[dict[str, int]]:
             config = {"first_tokens": tile, "first_stages": stages}
             if config not in found:
                 found.append(config)
+    if found[0]["first_stages"] > 2:
+        # What is asked for at once may be too much.
+        found.insert(1, {**found[0], "first_stages": found[0]["first_stages"] - 1})
     return found
 
 

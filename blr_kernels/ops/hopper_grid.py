@@ -28,3 +28,28 @@ def grid_launch_dependents():
         is_pure=False,
         pack=1,
     )
+
+
+@gluon.constexpr_function
+def _prefetches(kernel, indices):
+    """Assembly text with which the first thread prefetches parameters that are descriptors."""
+    each = "".join(
+        f" mov.b64 %a, {kernel}_param_{index}; cvta.param.u64 %a, %a; @%p prefetch.tensormap [%a];"
+        for index in indices
+    )
+    return (
+        "{ .reg .pred %p; .reg .b32 %t; .reg .b64 %a;"
+        f" mov.u32 %t, %tid.x; setp.eq.u32 %p, %t, 0;{each} mov.u32 $0, 0; }}"
+    )
+
+
+@gluon.jit
+def prefetch_descriptors(KERNEL: gl.constexpr, INDICES: gl.constexpr):
+    """Brings TMA descriptors to the unit that reads them, before the first copy waits for that.
+
+    KERNEL is the name of the kernel, INDICES are those of its parameters after lowering, where a
+    descriptor of n dimensions is 1 + 2n of them.
+    """
+    gl.inline_asm_elementwise(
+        _prefetches(KERNEL, INDICES), "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )

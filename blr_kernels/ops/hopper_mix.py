@@ -1,10 +1,10 @@
 """BLAST's first kernel on Hopper, in Gluon: x -> the mixed intermediate z.
 
-A program keeps x of 64 tokens in shared memory, where it fits, and streams ``right`` past it by
-TMA, so that the bytes read through L2 are those of x once and of ``right`` once per 64 tokens. Two
-consumer warp groups keep one fp32 accumulator per output block in registers. While the tensor
-cores compute the product with block j + 1, a group mixes the one with block j on the ordinary
-cores.
+For many tokens a program keeps x of 64 in shared memory, where it fits, and streams ``right`` past
+it by TMA, so that the bytes read through L2 are those of x once and of ``right`` once per 64
+tokens. Its consumer warp groups keep one fp32 accumulator per output block in registers. While the
+tensor cores compute the product with block j + 1, a group mixes the one with block j on the
+ordinary cores. For few tokens a program has one consumer and half the tokens.
 
 z is written as the registers hold it, token by token along a row of rank, in an order of tokens
 (``stored_token``) that the second kernel undoes: each thread stores 16 bytes at once.
@@ -26,11 +26,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
+from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait, prefetch_descriptors
 
 TILE_RANK = gl.constexpr(64)  # of a consumer
-TILE_TOKENS = gl.constexpr(64)  # of a program
-CONSUMERS = gl.constexpr(2)
+SHARE = gl.constexpr(32)  # tokens that a program has for each of its consumers
 
 
 @gluon.jit
@@ -51,13 +50,14 @@ def _load(
     STAGES: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
+    CONSUMERS: gl.constexpr,
 ):
     """One warp that issues every TMA load."""
     steps: gl.constexpr = (P + BLOCK_K - 1) // BLOCK_K
     x_boxes: gl.constexpr = 1 if SPLIT_RANK else CONSUMERS
     right_boxes: gl.constexpr = CONSUMERS if SPLIT_RANK else 1
     item: gl.constexpr = x_desc.dtype.primitive_bitwidth // 8
-    x_bytes: gl.constexpr = TILE_TOKENS * BLOCK_K * item
+    x_bytes: gl.constexpr = SHARE * CONSUMERS * BLOCK_K * item
     right_bytes: gl.constexpr = right_boxes * TILE_RANK * BLOCK_K * item
     stage = 0
     phase = 1
@@ -77,7 +77,7 @@ def _load(
                     for c in gl.static_range(x_boxes):
                         tma.async_copy_global_to_shared(
                             x_desc,
-                            [token + c * (TILE_TOKENS // x_boxes), column],
+                            [token + c * (SHARE * CONSUMERS // x_boxes), column],
                             bar,
                             x_smem.index(x_at * x_boxes + c),
                         )
@@ -111,6 +111,7 @@ def _load_coupling(
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
+    CONSUMERS: gl.constexpr,
 ):
     """Another warp that brings the scales of every product, with the first stage of its operands.
 
@@ -199,6 +200,7 @@ def _issue(
     STAGES: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
+    CONSUMERS: gl.constexpr,
 ):
     """Issues step k of ``right[j] @ x_j^T`` once its operands are there."""
     stage = (step + k) % STAGES
@@ -233,6 +235,7 @@ def _multiply(
     STAGES: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
+    CONSUMERS: gl.constexpr,
     ACCUMULATORS: gl.constexpr,
 ):
     """Issues ``right[j] @ x_j^T`` without waiting for it.
@@ -260,6 +263,7 @@ def _multiply(
             STAGES,
             RESIDENT,
             SPLIT_RANK,
+            CONSUMERS,
         )
     return product
 
@@ -277,6 +281,7 @@ def _multiply_in_turn(
     STAGES: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
+    CONSUMERS: gl.constexpr,
     TOKENS: gl.constexpr,
     layout: gl.constexpr,
 ):
@@ -297,6 +302,7 @@ def _multiply_in_turn(
             STAGES,
             RESIDENT,
             SPLIT_RANK,
+            CONSUMERS,
         )
         sums = warpgroup_mma_init(warpgroup_mma_wait(1, deps=(sums,)))
         if k > 0:
@@ -313,6 +319,7 @@ def _scales(
     consumer: gl.constexpr,
     ACCUMULATORS: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
+    CONSUMERS: gl.constexpr,
     layout: gl.constexpr,
 ):
     """``coupling[first + i, j, rank]`` for every accumulator i, still in the factors' dtype."""
@@ -352,6 +359,7 @@ def _mix_run(
     STAGES: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
+    CONSUMERS: gl.constexpr,
     rows: gl.constexpr,
 ):
     """Mixes blocks ``first_j`` to ``first_j + COUNT``, each while the next one is computed."""
@@ -367,9 +375,12 @@ def _mix_run(
         STAGES,
         RESIDENT,
         SPLIT_RANK,
+        CONSUMERS,
         ACCUMULATORS,
     )
-    scales = _scales(coupling_smem, step % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, rows)
+    scales = _scales(
+        coupling_smem, step % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, CONSUMERS, rows
+    )
     for n in gl.static_range(COUNT):
         if n + 1 < COUNT:
             ahead = step + (n + 1) * STEPS
@@ -385,9 +396,12 @@ def _mix_run(
                 STAGES,
                 RESIDENT,
                 SPLIT_RANK,
+                CONSUMERS,
                 ACCUMULATORS,
             )
-            later = _scales(coupling_smem, ahead % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, rows)
+            later = _scales(
+                coupling_smem, ahead % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, CONSUMERS, rows
+            )
             done = warpgroup_mma_wait(STEPS, deps=(current,))
         else:
             done = warpgroup_mma_wait(0, deps=(current,))
@@ -423,11 +437,12 @@ def _mix(
     UNROLL: gl.constexpr,
     RESIDENT: gl.constexpr,
     SPLIT_RANK: gl.constexpr,
+    CONSUMERS: gl.constexpr,
     LATE_WAIT: gl.constexpr,
 ):
     """A consumer warp group: half of the tokens or of the rank of every tile of this program."""
     STEPS: gl.constexpr = (P + BLOCK_K - 1) // BLOCK_K
-    TOKENS: gl.constexpr = TILE_TOKENS if SPLIT_RANK else TILE_TOKENS // CONSUMERS
+    TOKENS: gl.constexpr = SHARE * CONSUMERS if SPLIT_RANK else SHARE
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
     stored: gl.constexpr = _stored(TOKENS)
     rows: gl.constexpr = gl.SliceLayout(1, layout)
@@ -463,6 +478,7 @@ def _mix(
                     STAGES,
                     RESIDENT,
                     SPLIT_RANK,
+                    CONSUMERS,
                     rows,
                 )
                 step += UNROLL * STEPS
@@ -483,6 +499,7 @@ def _mix(
                     STAGES,
                     RESIDENT,
                     SPLIT_RANK,
+                    CONSUMERS,
                     rows,
                 )
                 step += (BLOCKS % UNROLL) * STEPS
@@ -490,7 +507,13 @@ def _mix(
             for j in range(BLOCKS):
                 mbarrier.wait(ready.index(step % STAGES), (step // STAGES) & 1)
                 scales = _scales(
-                    coupling_smem, step % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, rows
+                    coupling_smem,
+                    step % STAGES,
+                    consumer,
+                    ACCUMULATORS,
+                    SPLIT_RANK,
+                    CONSUMERS,
+                    rows,
                 )
                 product = _multiply_in_turn(
                     x_smem,
@@ -504,6 +527,7 @@ def _mix(
                     STAGES,
                     RESIDENT,
                     SPLIT_RANK,
+                    CONSUMERS,
                     TOKENS,
                     layout,
                 )
@@ -541,6 +565,7 @@ def hopper_mix_kernel(
     UNROLL: gl.constexpr,  # blocks mixed without a pause of the tensor cores
     RESIDENT: gl.constexpr,  # x stays in shared memory
     SPLIT_RANK: gl.constexpr,  # the consumers share tokens and split the rank, or the other way
+    CONSUMERS: gl.constexpr,  # 2, or 1 that leaves room for programs of the next kernel
     LATE_WAIT: gl.constexpr,
 ):
     """``z[i, :, t] = sum_j coupling[i, j, :] * (right[j] @ x[t, j*P : (j + 1)*P])``."""
@@ -552,13 +577,13 @@ def hopper_mix_kernel(
     x_boxes: gl.constexpr = 1 if SPLIT_RANK else CONSUMERS
     right_boxes: gl.constexpr = CONSUMERS if SPLIT_RANK else 1
     program = gl.program_id(0)
-    token = (program // shares) * TILE_TOKENS
+    token = (program // shares) * (SHARE * CONSUMERS)
     first_tile = (program % shares) * TILES
     tiles = gl.minimum(TILES, all_tiles - first_tile)
     first_block = gl.program_id(1) * ACCUMULATORS
 
     x_smem = gl.allocate_shared_memory(
-        x_desc.dtype, [x_tiles * x_boxes, TILE_TOKENS // x_boxes, BLOCK_K], x_desc.layout
+        x_desc.dtype, [x_tiles * x_boxes, SHARE * CONSUMERS // x_boxes, BLOCK_K], x_desc.layout
     )
     right_smem = gl.allocate_shared_memory(
         right_desc.dtype, [STAGES * right_boxes, TILE_RANK, BLOCK_K], right_desc.layout
@@ -574,106 +599,189 @@ def hopper_mix_kernel(
         # The TMA's arrival and that of each lane of the warp that loads the scales.
         mbarrier.init(ready.index(n), count=1 + 32)
         mbarrier.init(empty.index(n), count=CONSUMERS)
+    prefetch_descriptors("hopper_mix_kernel", (0, 5))
     if not LATE_WAIT:
         grid_wait()
     grid_launch_dependents()
-    gl.warp_specialize(
-        [
-            (
-                _mix,
+    if CONSUMERS == 2:
+        gl.warp_specialize(
+            [
                 (
-                    z_ptr,
-                    x_smem,
-                    right_smem,
-                    coupling_smem,
-                    ready,
-                    empty,
-                    token,
-                    first_tile,
-                    tiles,
-                    first_block,
-                    z_block,
-                    0,
-                    BLOCKS,
-                    RANK,
-                    P,
-                    ACCUMULATORS,
-                    BLOCK_K,
-                    STAGES,
-                    UNROLL,
-                    RESIDENT,
-                    SPLIT_RANK,
-                    LATE_WAIT,
+                    _mix,
+                    (
+                        z_ptr,
+                        x_smem,
+                        right_smem,
+                        coupling_smem,
+                        ready,
+                        empty,
+                        token,
+                        first_tile,
+                        tiles,
+                        first_block,
+                        z_block,
+                        0,
+                        BLOCKS,
+                        RANK,
+                        P,
+                        ACCUMULATORS,
+                        BLOCK_K,
+                        STAGES,
+                        UNROLL,
+                        RESIDENT,
+                        SPLIT_RANK,
+                        CONSUMERS,
+                        LATE_WAIT,
+                    ),
                 ),
-            ),
-            (
-                _mix,
                 (
-                    z_ptr,
-                    x_smem,
-                    right_smem,
-                    coupling_smem,
-                    ready,
-                    empty,
-                    token,
-                    first_tile,
-                    tiles,
-                    first_block,
-                    z_block,
-                    1,
-                    BLOCKS,
-                    RANK,
-                    P,
-                    ACCUMULATORS,
-                    BLOCK_K,
-                    STAGES,
-                    UNROLL,
-                    RESIDENT,
-                    SPLIT_RANK,
-                    LATE_WAIT,
+                    _mix,
+                    (
+                        z_ptr,
+                        x_smem,
+                        right_smem,
+                        coupling_smem,
+                        ready,
+                        empty,
+                        token,
+                        first_tile,
+                        tiles,
+                        first_block,
+                        z_block,
+                        1,
+                        BLOCKS,
+                        RANK,
+                        P,
+                        ACCUMULATORS,
+                        BLOCK_K,
+                        STAGES,
+                        UNROLL,
+                        RESIDENT,
+                        SPLIT_RANK,
+                        CONSUMERS,
+                        LATE_WAIT,
+                    ),
                 ),
-            ),
-            (
-                _load,
                 (
-                    x_desc,
-                    right_desc,
-                    x_smem,
-                    right_smem,
-                    ready,
-                    empty,
-                    token,
-                    first_tile,
-                    tiles,
-                    BLOCKS,
-                    RANK,
-                    P,
-                    BLOCK_K,
-                    STAGES,
-                    RESIDENT,
-                    SPLIT_RANK,
+                    _load,
+                    (
+                        x_desc,
+                        right_desc,
+                        x_smem,
+                        right_smem,
+                        ready,
+                        empty,
+                        token,
+                        first_tile,
+                        tiles,
+                        BLOCKS,
+                        RANK,
+                        P,
+                        BLOCK_K,
+                        STAGES,
+                        RESIDENT,
+                        SPLIT_RANK,
+                        CONSUMERS,
+                    ),
                 ),
-            ),
-            (
-                _load_coupling,
                 (
-                    coupling_ptr,
-                    coupling_smem,
-                    ready,
-                    empty,
-                    first_tile,
-                    tiles,
-                    first_block,
-                    BLOCKS,
-                    RANK,
-                    P,
-                    ACCUMULATORS,
-                    BLOCK_K,
-                    STAGES,
-                    SPLIT_RANK,
+                    _load_coupling,
+                    (
+                        coupling_ptr,
+                        coupling_smem,
+                        ready,
+                        empty,
+                        first_tile,
+                        tiles,
+                        first_block,
+                        BLOCKS,
+                        RANK,
+                        P,
+                        ACCUMULATORS,
+                        BLOCK_K,
+                        STAGES,
+                        SPLIT_RANK,
+                        CONSUMERS,
+                    ),
                 ),
-            ),
-        ],
-        [4, 1, 1],
-        [240, 24, 24],
-    )
+            ],
+            [4, 1, 1],
+            [240, 24, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _mix,
+                    (
+                        z_ptr,
+                        x_smem,
+                        right_smem,
+                        coupling_smem,
+                        ready,
+                        empty,
+                        token,
+                        first_tile,
+                        tiles,
+                        first_block,
+                        z_block,
+                        0,
+                        BLOCKS,
+                        RANK,
+                        P,
+                        ACCUMULATORS,
+                        BLOCK_K,
+                        STAGES,
+                        UNROLL,
+                        RESIDENT,
+                        SPLIT_RANK,
+                        CONSUMERS,
+                        LATE_WAIT,
+                    ),
+                ),
+                (
+                    _load,
+                    (
+                        x_desc,
+                        right_desc,
+                        x_smem,
+                        right_smem,
+                        ready,
+                        empty,
+                        token,
+                        first_tile,
+                        tiles,
+                        BLOCKS,
+                        RANK,
+                        P,
+                        BLOCK_K,
+                        STAGES,
+                        RESIDENT,
+                        SPLIT_RANK,
+                        CONSUMERS,
+                    ),
+                ),
+                (
+                    _load_coupling,
+                    (
+                        coupling_ptr,
+                        coupling_smem,
+                        ready,
+                        empty,
+                        first_tile,
+                        tiles,
+                        first_block,
+                        BLOCKS,
+                        RANK,
+                        P,
+                        ACCUMULATORS,
+                        BLOCK_K,
+                        STAGES,
+                        SPLIT_RANK,
+                        CONSUMERS,
+                    ),
+                ),
+            ],
+            [1, 1],
+            [24, 24],
+        )

@@ -3,7 +3,7 @@
 For each rank r it is a product for the tensor cores, of the scales ``coupling[:, :, r] (b, b)`` and
 ``h[:, r] (b, tokens)``. Which token is which column of a product is free. So a thread loads eight
 tokens in a row, 16 bytes, as its part of eight products, and stores their results as it loads:
-neither h nor z goes through shared memory.
+neither goes through shared memory. A result takes the place of what a warp has read for it.
 """
 
 # Gluon gives a kernel's parameters their types at launch.
@@ -104,9 +104,8 @@ def _hold_scales(
 
 @gluon.jit
 def mix_many_kernel(
-    h_ptr,  # (BLOCKS, RANK, h_block), contiguous; tokens in any order
+    h_ptr,  # (BLOCKS, RANK, h_block), contiguous; tokens in any order; becomes z
     coupling_ptr,  # (BLOCKS, BLOCKS, RANK), contiguous
-    z_ptr,  # (BLOCKS, RANK, h_block), contiguous; tokens in the same order
     tokens,  # of a row that are mixed, a multiple of 64
     h_block,  # a multiple of 64
     BLOCKS: gl.constexpr,
@@ -123,14 +122,14 @@ def mix_many_kernel(
     second: gl.constexpr = gl.DotOperandLayout(1, products, 2)
     loaded: gl.constexpr = _loaded_layout(PADDED, warps)
     stored: gl.constexpr = _stored_layout(warps)
-    dtype: gl.constexpr = z_ptr.dtype.element_ty
+    dtype: gl.constexpr = h_ptr.dtype.element_ty
     first_rank = gl.program_id(1) * BLOCK_R
     # The kernel after this one reads nothing but what is older than the op before it waits.
     grid_launch_dependents()
     scales = _hold_scales(coupling_ptr, first_rank, BLOCKS, RANK, PADDED, BLOCK_R)
     start = gl.program_id(0) * tile
     row = first_rank.to(gl.int64) * h_block + start
-    # 32 bits hold any place in h or z, which lie in a bounded scratch.
+    # 32 bits hold any place in h, which lies in a bounded scratch.
     plane = h_block * RANK
     j = _along(0, PADDED, loaded)
     token, warp_token = _tokens(loaded)
@@ -152,7 +151,7 @@ def mix_many_kernel(
         if n >= AHEAD:
             h = gl.reshape(gl.permute(blocks[n - AHEAD], (0, 2, 1)), [PADDED, tile])
             h = gl.convert_layout(h, second, assert_trivial=True)
-            z_row = z_ptr + row + (n - AHEAD) * h_block
+            z_row = h_ptr + row + (n - AHEAD) * h_block
             for top in gl.static_range(0, PADDED, ROWS):
                 s = scales.slice((n - AHEAD) * PADDED + top, ROWS, 0).load(first)
                 z = mma_v2(s, h, gl.zeros([ROWS, tile], gl.float32, products)).to(dtype)
@@ -193,15 +192,12 @@ def mix_many_shapes(call: Call, tokens: int) -> list[tuple[int, int]]:
     return list(dict.fromkeys(shapes[n] for n in order))[:3]
 
 
-def launch_mix_many(
-    h: Tensor, coupling: Tensor, z: Tensor, tokens: int, *, rows: int, columns: int
-) -> None:
+def launch_mix_many(h: Tensor, coupling: Tensor, tokens: int, *, rows: int, columns: int) -> None:
     """Launches ``mix_many_kernel`` once, after a kernel that follows all of its call's inputs.
 
     Args:
-        h: ``(b, r, h_block)``, contiguous, ``h_block`` a multiple of 64.
+        h: ``(b, r, h_block)``, contiguous, ``h_block`` a multiple of 64; becomes z.
         coupling: ``(b, b, r)``, contiguous.
-        z: written; like h.
         tokens: of a row that are mixed, a multiple of 64.
         rows: ranks of a program, a power of two.
         columns: tokens of a program, 64 for each of its warps, a power of two.
@@ -211,7 +207,6 @@ def launch_mix_many(
     mix_many_kernel[(triton.cdiv(tokens, columns), triton.cdiv(rank, rows))](
         h,
         coupling,
-        z,
         tokens,
         h_block,
         BLOCKS=blocks,

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blr_kernels.ops.alignment import aligned
 from blr_kernels.ops.hopper_first import TILES, first_bytes, first_configs, launch_first
-from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
+from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait, prefetch_descriptors
 from blr_kernels.ops.hopper_launch import BARRIER_BYTES, OPTIONS, descriptor, unsupported
 from blr_kernels.ops.hopper_mix import stored_token
 from blr_kernels.ops.hopper_product import activate, stored_layout
@@ -231,6 +231,7 @@ def hopper_monarch_second_kernel(
         mbarrier.init(ready.index(n), count=1)
         mbarrier.init(empty.index(n), count=parts)
     mbarrier.init(left_ready, count=1)
+    prefetch_descriptors("hopper_monarch_second_kernel", (0, 5))
     grid_launch_dependents()
     gl.warp_specialize(
         [

@@ -20,13 +20,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait
+from blr_kernels.ops.hopper_grid import grid_launch_dependents, grid_wait, prefetch_descriptors
 from blr_kernels.ops.hopper_mix import stored_token
 
 # Products that the tensor cores are given ahead of the one that is waited for.
 AHEAD = gl.constexpr(1)
-# Parts of a slab that are loaded before the first tokens are asked for.
-EARLY = gl.constexpr(2)
 # Columns of the output among which the rows of the weight change places.
 GROUP_N = gl.constexpr(32)
 
@@ -118,6 +116,7 @@ def _load(
     REST: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    EARLY: gl.constexpr,
 ):
     """The producer: one warp that issues every TMA load."""
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -384,6 +383,8 @@ def hopper_product_kernel(
     REST: gl.constexpr,  # columns of a slab beyond BLOCK_N, 0 or 32, 64, 128
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
+    EARLY: gl.constexpr,  # parts of a slab that are loaded before the first tokens are asked for
+    REGISTERS: gl.constexpr,  # of a consumer's thread
 ):
     """``out[t, i*N + n] = act(sum_k a[i, k, t] * w[i, n, k] + bias[i*N + n])``.
 
@@ -432,6 +433,7 @@ def hopper_product_kernel(
     for n in gl.static_range(steps):
         mbarrier.init(w_ready.index(n), count=1)
     mbarrier.init(w_empty, count=2)
+    prefetch_descriptors("hopper_product_kernel", (0, 7, 18) if REST > 0 else (0, 7))
     grid_launch_dependents()
     gl.warp_specialize(
         [
@@ -527,9 +529,10 @@ def hopper_product_kernel(
                     REST,
                     BLOCK_K,
                     STAGES,
+                    EARLY,
                 ),
             ),
         ],
         [4, 1],
-        [240, 24],
+        [REGISTERS, 24],
     )

@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from blr_kernels import Blast
-from blr_kernels.ops import hopper_blast, hopper_first, hopper_monarch
+from blr_kernels.ops import hopper_blast_config, hopper_first, hopper_monarch
 from blr_kernels.ops.hopper_mix_many import mix_many_bytes
 from blr_kernels.ops.paths import Call, Config, Path, find_path
 
@@ -44,8 +44,8 @@ LAYERS: list[tuple[str, Blast, int, int]] = [
 MONARCH = {"ViT qkv": (768, 2304), "ViT fc1": (768, 3072), "ViT fc2": (3072, 768)}
 
 COUNTED = {
-    "hopper_mix_kernel": hopper_blast._mix_bytes,
-    "hopper_product_kernel": hopper_blast._product_bytes,
+    "hopper_mix_kernel": hopper_blast_config.mix_bytes,
+    "hopper_product_kernel": hopper_blast_config.product_bytes,
     "hopper_first_kernel": lambda call, config: hopper_first.first_bytes(
         call, config["first_tokens"], config["first_stages"]
     ),
@@ -159,6 +159,9 @@ def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
             for tokens in (64, 1000, 16_384):
                 call = call_of(layer, tokens, half)
                 yield call, path.default_config(call), None, ""
+        for layer in LAYERS[:2]:
+            call = call_of(layer, 512, half)
+            yield call, path.default_config(call), None, ""
         for layer in LAYERS[1:3]:
             call = call_of(layer, 16_384, short)
             yield call, path.default_config(call), None, ""
@@ -226,6 +229,7 @@ def rows_of(kind: str) -> Iterator[dict[str, Any]]:
             continue
         for name, compiled in kernels:
             ptx = compiled.asm["ptx"]
+            most, threads = (re.search(rf"\.{word} (\d+)", ptx) for word in ("maxnreg", "reqntid"))
             yield {
                 **row,
                 "what": f"{name} {what}",
@@ -235,6 +239,7 @@ def rows_of(kind: str) -> Iterator[dict[str, Any]]:
                 "shared": compiled.metadata.shared,
                 "counted": COUNTED[name](call, config),
                 "limit": call.device.shared_bytes,
+                "registers": int(most[1]) * int(threads[1]) if most and threads else None,
                 "mma": ptx.count("wgmma.mma_async") + ptx.count("mma.sync"),
                 "narrow": len(re.findall(r"st\.global(?!\S*\.v4)", ptx)),
                 "assembler": assembled(ptx),

@@ -145,6 +145,24 @@ def test_default_configs_compile(
     assert not [row["what"] for row in mixed if row["narrow"]]  # stores of less than 16 bytes
 
 
+def test_few_tokens_leave_room_for_the_second_kernel(
+    compiler: Callable[[str], list[dict[str, Any]]],
+) -> None:
+    """A program of each kernel shares a multiprocessor, which has 65,536 registers and 228 KB of
+    shared memory, of which each program takes 1 KB more (CUDA programming guide, 9.0).
+    """
+    rows = [row for row in compiler("default") if row["tokens"] == 512]
+    assert {row["layer"] for row in rows} == {
+        "1152 -> 3456 b9 r384",
+        "1152 -> 4608 b9 r256",
+    }
+    for layer in {row["layer"] for row in rows}:
+        pair = [row for row in rows if row["layer"] == layer]
+        assert {row["kernel"] for row in pair} == BLAST_KERNELS
+        assert sum(row["registers"] for row in pair) <= 65_536
+        assert sum(row["shared"] + 1024 for row in pair) <= 228 * 1024
+
+
 @pytest.mark.parametrize("prefix", ["", "apart "], ids=["hopper", "apart"])
 def test_scratch_is_bounded(compiler: Callable[[str], list[dict[str, Any]]], prefix: str) -> None:
     """One of the calls has the most tokens of which the scratch holds the intermediate."""
@@ -276,8 +294,13 @@ def test_blast_suits() -> None:
     assert suits(6304, 3, 768, 3072) == ["apart"]
     assert suits(16_384, 9, 1152, 3456) == ["hopper"]
     assert suits(512, 9, 1152, 3456) == ["hopper"]
-    assert suits(511, 9, 1152, 3456) == []
-    assert suits(16, 16, 2048, 2048) == ["hopper"]
+    assert suits(16, 9, 1152, 3456) == ["hopper"]
+    assert suits(64, 6, 768, 2304) == ["hopper"]
+    assert suits(63, 6, 768, 2304) == []
+    assert suits(256, 3, 3072, 768) == ["apart"]
+    # More blocks than a program can accumulate.
+    assert suits(16, 16, 2048, 2048) == ["apart"]
+    assert suits(512, 16, 2048, 2048) == ["hopper"]
 
 
 def all_calls() -> list[Call]:
@@ -298,7 +321,7 @@ def all_calls() -> list[Call]:
 
 def test_configs() -> None:
     """Sizes that the kernels take, whatever the call: what they round by and what fits."""
-    from blr_kernels.ops import hopper_blast
+    from blr_kernels.ops import hopper_blast_config
     from blr_kernels.ops.hopper_product import AHEAD
     from blr_kernels.ops.hopper_scratch import padded_tokens
 
@@ -316,19 +339,23 @@ def test_configs() -> None:
         for config in candidates:
             assert config.keys() == keys
             assert all(type(value) is int for value in config.values())
-            # A producer of one warp has no time for the remainder of a division.
+            # A producer of one warp has no time for the remainder of a division, but where it has
+            # little to do.
             stages = config["mix_stages"]
             assert stages >= 2
-            assert stages & (stages - 1) == 0
+            assert config["mix_consumers"] in (1, 2)
+            assert config["mix_consumers"] == 1 or stages & (stages - 1) == 0
             # A product is in flight while another stage is loaded: with fewer it would hang.
             assert config["product_stages"] > AHEAD.value
             assert call.q % config["product_columns"] == 0
             assert config["product_columns"] in (64, 128, 192, 256)
             assert config["product_tokens"] in (64, 128)
             assert config["product_inner"] in (64, 128)
+            parts = -(-call.rank // config["product_inner"])
+            assert 1 <= config["product_early"] <= parts
             assert 1 <= config["mix_unroll"] <= call.blocks
-            assert hopper_blast._mix_bytes(call, config) <= call.device.shared_bytes
-            assert hopper_blast._product_bytes(call, config) <= call.device.shared_bytes
+            assert hopper_blast_config.mix_bytes(call, config) <= call.device.shared_bytes
+            assert hopper_blast_config.product_bytes(call, config) <= call.device.shared_bytes
             # Its accumulators, and how the consumers share a tile.
             assert 1 <= config["mix_outputs"] <= accumulators(call.blocks)
             assert config["mix_split"] in (0, 1)
@@ -336,7 +363,7 @@ def test_configs() -> None:
             tiles = -(-call.rank // (128 if config["mix_split"] else 64))
             assert 1 <= config["mix_tiles"] <= tiles
             # Rank and output blocks are dealt only where that fills the device once.
-            chunk = hopper_blast._chunk(call, config)
+            chunk = hopper_blast_config.chunk_of(call, config)
             per_token = call.blocks * call.rank * call.itemsize
             padded = padded_tokens(call, chunk, per_token)
             assert padded * per_token <= SCRATCH_BYTES
@@ -344,7 +371,9 @@ def test_configs() -> None:
             shares = -(-tiles // config["mix_tiles"])
             groups = -(-call.blocks // config["mix_outputs"])
             dealt = shares > 1 or config["mix_outputs"] < accumulators(call.blocks)
-            assert not dealt or -(-chunk // 64) * shares * groups <= call.device.sms
+            share = 32 * config["mix_consumers"]
+            dealt = dealt or config["mix_consumers"] == 1
+            assert not dealt or -(-chunk // share) * shares * groups <= call.device.sms
 
 
 def test_chunks_are_as_few_as_the_scratch_allows() -> None:
@@ -371,7 +400,7 @@ def test_chunks_are_as_few_as_the_scratch_allows() -> None:
 
 def test_apart_configs() -> None:
     """The same of the path by three kernels, which shares the second product."""
-    from blr_kernels.ops import hopper_apart, hopper_blast
+    from blr_kernels.ops import hopper_apart, hopper_blast_config
     from blr_kernels.ops.hopper_first import first_bytes
     from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens
 
@@ -397,7 +426,7 @@ def test_apart_configs() -> None:
             assert tile in (64, 128, 160, 192, 256)
             assert stages >= 2
             assert first_bytes(call, tile, stages) <= call.device.shared_bytes
-            assert hopper_blast._product_bytes(call, config) <= call.device.shared_bytes
+            assert hopper_blast_config.product_bytes(call, config) <= call.device.shared_bytes
             assert call.q % config["product_columns"] == 0
             rows, columns = config["apart_rows"], config["apart_tokens"]
             assert rows & (rows - 1) == 0
@@ -410,7 +439,7 @@ def test_apart_configs() -> None:
             else:
                 # Eight tokens a thread, or sixteen of few blocks: more would not stay in registers.
                 assert rows * columns <= (2048 if call.blocks <= 4 else 1024)
-            per_token = 2 * call.blocks * call.rank * call.itemsize
+            per_token = call.blocks * call.rank * call.itemsize
             assert per_token == hopper_apart._bytes_per_token(call)
             chunk = chunk_tokens(call, per_token, config["chunk"])
             assert padded_tokens(call, chunk, per_token) * per_token <= SCRATCH_BYTES
@@ -430,13 +459,13 @@ def test_first_tiles() -> None:
 @pytest.mark.parametrize("tokens", [64, 1000, 16_384])
 def test_tuned_at_other_tokens(tokens: int) -> None:
     """A config that was timed at other tokens is one that the kernels take here."""
-    from blr_kernels.ops import hopper_blast
+    from blr_kernels.ops import hopper_blast_config
 
     call = call_of("DiT qkv", tokens)
     for there in (64, 1000, 5000, 16_384):
         for config in find_path("blast", "hopper").candidates(replace(call, tokens=there)):
-            assert hopper_blast._mix_bytes(call, config) <= H200.shared_bytes
-            assert hopper_blast._product_bytes(call, config) <= H200.shared_bytes
+            assert hopper_blast_config.mix_bytes(call, config) <= H200.shared_bytes
+            assert hopper_blast_config.product_bytes(call, config) <= H200.shared_bytes
 
 
 def test_few_tokens_deal_the_rank_among_programs() -> None:
@@ -445,7 +474,8 @@ def test_few_tokens_deal_the_rank_among_programs() -> None:
         config = find_path("blast", "hopper").default_config(call)
         tiles = -(-call.rank // (128 if config["mix_split"] else 64))
         groups = -(-call.blocks // config["mix_outputs"])
-        return -(-tokens // 64) * groups * -(-tiles // config["mix_tiles"])
+        share = 32 * config["mix_consumers"]
+        return -(-tokens // share) * groups * -(-tiles // config["mix_tiles"])
 
     assert all(64 <= programs(tokens) <= 132 for tokens in (512, 1000, 2048, 4096))
     assert programs(16_384) >= 128
@@ -545,7 +575,7 @@ def test_monarch_defaults(n_in: int, n_out: int, tokens: int, sizes: list[int]) 
 @pytest.mark.parametrize("tokens", [1, 65, 197])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_mixing_alone(device: torch.device, dtype: torch.dtype, tokens: int, blocks: int) -> None:
-    """Against the formula, any order of tokens; beyond the whole tiles nothing is written."""
+    """Against the formula, any order of tokens, in the place of h and nothing beyond its tiles."""
     from blr_kernels.ops.hopper_apart import launch_mix_apart
     from blr_kernels.ops.paths import limits_of
 
@@ -560,11 +590,11 @@ def test_mixing_alone(device: torch.device, dtype: torch.dtype, tokens: int, blo
     right = torch.einsum("ijr,jrt->irt", coupling.double(), h.double())
     for rows, columns in ((1, 256), (2, 128), (4, 64)):
         config = {"apart_rows": rows, "apart_tokens": columns}
-        z, other = torch.full((2, *h.shape), torch.nan, device=device).to(dtype)
-        launch_mix_apart(call, h, coupling, z, tokens, config)
+        z, other = h.clone(), spoilt.clone()
+        launch_mix_apart(call, z, coupling, tokens, config)
         assert_close(z[:, :, :whole], right[:, :, :whole])
-        assert z[:, :, whole:].isnan().all()
-        launch_mix_apart(call, spoilt, coupling, other, tokens, config)
+        assert torch.equal(z[:, :, whole:], h[:, :, whole:])
+        launch_mix_apart(call, other, coupling, tokens, config)
         assert other[:, :, tokens // 2].isnan().all()
         others = torch.arange(whole, device=device) != tokens // 2
         assert torch.equal(other[:, :, :whole][:, :, others], z[:, :, :whole][:, :, others])
