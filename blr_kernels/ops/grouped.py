@@ -23,8 +23,8 @@ GROUPED_TOKENS = 1024
 _TILE = (64, 128)
 """Tokens and output features of a program that the faster kernels of one layer have at least."""
 
-_ROW_TOKENS = 16
-"""Tokens up to which low rank is bound by reading the weights, not by the products."""
+_ROW_TOKENS = {"low_rank": 64, "monarch": 16}
+"""Tokens up to which these are bound by reading the weights, not by the products."""
 
 Grouped = Callable[
     [Call, Tensor, tuple[Tensor, Tensor | None, Tensor], Tensor | None, Activation | None, Tensor],
@@ -41,11 +41,24 @@ def _is_filled(call: Call) -> bool:
     return -(-call.tokens // tokens) * -(-call.out_features // features) > call.device.sms
 
 
+def _is_starved(call: Call, groups: int) -> bool:
+    """Whether the path "small", of which a program walks a row of the input, has too few."""
+    return groups * -(-call.rank // 32) < call.device.sms
+
+
 def _suits_library(call: Call, groups: int) -> bool:
     """Whether low rank in two products of cuBLAS is likely to be faster than the path "small"."""
-    # A program of that path walks a whole row of the input; the library copies the bias first.
-    starved = groups * -(-call.rank // 32) < call.device.sms
-    return call.tokens > _ROW_TOKENS or call.itemsize > 2 or starved
+    many = call.tokens > _ROW_TOKENS["low_rank"]
+    return many or call.itemsize > 2 or _is_starved(call, groups)
+
+
+def _suits_few(call: Call, groups: int) -> bool:
+    """Whether the path "few" is likely to be faster than "small"."""
+    if call.op != "low_rank":
+        return True
+    from blr_kernels.ops import few_paths
+
+    return few_paths.FEW_LOW_RANK.suits(call) and _is_starved(call, groups)
 
 
 def grouped_path(call: Call, groups: int, kernels_only: bool) -> tuple[str, Grouped] | None:
@@ -58,10 +71,12 @@ def grouped_path(call: Call, groups: int, kernels_only: bool) -> tuple[str, Grou
     """
     if call.tokens > GROUPED_TOKENS or (call.op != "blast" and _is_filled(call)):
         return None
+    if call.op == "monarch" and call.tokens > _ROW_TOKENS["monarch"]:
+        return None
     from blr_kernels.ops import cublas_low_rank, few_paths
 
     low_rank = call.op == "low_rank"
-    if not (few_paths.why_not_few(call) or (low_rank and not few_paths.FEW_LOW_RANK.suits(call))):
+    if not few_paths.why_not_few(call) and _suits_few(call, groups):
         sizes = few_paths.few_config(call, groups)
         return "few", functools.partial(few_paths.run_few, config=sizes)
     if low_rank and not kernels_only and _suits_library(call, groups):

@@ -24,7 +24,7 @@ from blr_kernels import (
     low_rank_linear_grouped,
     monarch_linear_grouped,
 )
-from blr_kernels.ops import blast_grouped, low_rank_grouped, monarch_grouped
+from blr_kernels.ops import blast_grouped, grouped, low_rank_grouped, monarch_grouped
 from blr_kernels.ops.paths import Call, DeviceLimits
 from blr_kernels.reference import ACTIVATIONS
 
@@ -182,6 +182,7 @@ def test_low_rank_by_the_library(
     """Two products for all layers, in chunks of tokens where they need much scratch."""
     if scratch is not None:
         monkeypatch.setattr("blr_kernels.ops.triton_config.SCRATCH_BYTES", scratch)
+    monkeypatch.setitem(grouped._ROW_TOKENS, "low_rank", 16)
     structure = LowRank(24)
     x, factors, bias, each = draw(3, structure, 37, 70, (tokens,), device, dtype)
     calls = []
@@ -210,17 +211,18 @@ def test_low_rank_by_the_library(
         (Blast(9, 256), (1152, 6912), 1024, "small"),
         (Blast(9, 256), (1152, 6912), 1025, None),
         (Blast(72, 256), (1152, 6912), 16, None),
-        (LowRank(256), (1152, 6912), 2, "few"),
-        (LowRank(256), (1152, 6912), 16, "small"),
-        (LowRank(256), (1152, 6912), 17, "cublas"),
+        (LowRank(256), (1152, 6912), 2, "small"),
+        (LowRank(256), (1152, 6912), 64, "small"),
+        (LowRank(256), (1152, 6912), 65, "cublas"),
         (LowRank(256), (1152, 6912), 197, None),
         (LowRank(128), (11008, 4096), 2, "cublas"),
         (LowRank(128), (768, 768), 16, "few"),
         (LowRank(128), (768, 768), 197, "cublas"),
         (Monarch(4, 128), (1152, 6912), 2, "few"),
         (Monarch(4, 128), (1152, 6912), 16, "small"),
-        (Monarch(4, 128), (1152, 6912), 197, None),
-        (Monarch(4, 128), (768, 768), 197, "small"),
+        (Monarch(4, 128), (1152, 6912), 17, None),
+        (Monarch(4, 128), (768, 768), 16, "small"),
+        (Monarch(4, 128), (768, 768), 197, None),
         (Monarch(96, 96), (1152, 6912), 2, None),
     ],
     ids=str,
@@ -573,9 +575,10 @@ def test_all_adaptive_norms_of_a_transformer(structure: Structure, tokens: int) 
         BLRLinear.create(1152, 6912, structure, device="cuda", dtype=dtype).requires_grad_(False)
         for _ in range(28)
     ]
-    before = torch.cuda.memory_allocated()
+    # What is asked for: the allocator may hand out up to 1 MiB more.
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     group = BLRGroup(layers)
-    assert torch.cuda.memory_allocated() <= before * 1.01
+    assert torch.cuda.memory_stats()["requested_bytes.all.current"] <= before * 1.01
     x = torch.randn(tokens, 1152, device="cuda", dtype=dtype)
     together = group(x)
     for y, layer in zip(together, layers, strict=True):
