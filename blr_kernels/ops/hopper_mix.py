@@ -333,12 +333,14 @@ def _scales(
 
 
 @gluon.jit
-def _add(accs, scales, product, ACCUMULATORS: gl.constexpr):
-    """Adds the product, scaled, to every accumulator."""
+def _add(accs, scales, product, ACCUMULATORS: gl.constexpr, FRESH: gl.constexpr):
+    """Adds the product, scaled, to every accumulator; if FRESH it is all they hold."""
     mixed = ()
     for i in gl.static_range(ACCUMULATORS):
-        scale = gl.expand_dims(scales[i].to(gl.float32), 1)
-        mixed = mixed + (accs[i] + scale * product,)  # noqa: RUF005
+        scaled = gl.expand_dims(scales[i].to(gl.float32), 1) * product
+        if not FRESH:
+            scaled = accs[i] + scaled
+        mixed = mixed + (scaled,)  # noqa: RUF005
     return mixed
 
 
@@ -361,8 +363,13 @@ def _mix_run(
     SPLIT_RANK: gl.constexpr,
     CONSUMERS: gl.constexpr,
     rows: gl.constexpr,
+    FRESH: gl.constexpr,
 ):
-    """Mixes blocks ``first_j`` to ``first_j + COUNT``, each while the next one is computed."""
+    """Mixes blocks ``first_j`` to ``first_j + COUNT``, each while the next one is computed.
+
+    If FRESH there are no sums yet, and ``accs`` is one tensor of their shape.
+    """
+    held: gl.constexpr = 1 if FRESH else ACCUMULATORS
     current = _multiply(
         accs,
         x_smem,
@@ -376,7 +383,7 @@ def _mix_run(
         RESIDENT,
         SPLIT_RANK,
         CONSUMERS,
-        ACCUMULATORS,
+        held,
     )
     scales = _scales(
         coupling_smem, step % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, CONSUMERS, rows
@@ -397,7 +404,7 @@ def _mix_run(
                 RESIDENT,
                 SPLIT_RANK,
                 CONSUMERS,
-                ACCUMULATORS,
+                held if n == 0 else ACCUMULATORS,
             )
             later = _scales(
                 coupling_smem, ahead % STAGES, consumer, ACCUMULATORS, SPLIT_RANK, CONSUMERS, rows
@@ -407,7 +414,7 @@ def _mix_run(
             done = warpgroup_mma_wait(0, deps=(current,))
         for k in gl.static_range(STEPS):
             mbarrier.arrive(empty.index((step + n * STEPS + k) % STAGES), count=1)
-        accs = _add(accs, scales, done, ACCUMULATORS)
+        accs = _add(accs, scales, done, ACCUMULATORS, FRESH and n == 0)
         if n + 1 < COUNT:
             current = following
             scales = later
@@ -454,14 +461,35 @@ def _mix(
         rank_from = first_tile * rank_step + consumer * TILE_RANK
     else:
         z_token += consumer * TOKENS
+    first: gl.constexpr = BLOCKS % UNROLL if BLOCKS % UNROLL > 0 else UNROLL
     step = 0
     for tile in range(tiles):
-        accs = ()
-        for _ in gl.static_range(ACCUMULATORS):
-            accs = accs + (gl.zeros((TILE_RANK, TOKENS), gl.float32, layout),)  # noqa: RUF005
+        none = gl.zeros((TILE_RANK, TOKENS), gl.float32, layout)
         if 2 * STEPS <= STAGES:
-            # Nothing is in flight from run to run: the assembler would serialise that.
-            for run in range(BLOCKS // UNROLL):
+            # Nothing is in flight from run to run: the assembler would serialise that. The first
+            # run sets the sums, so that no instructions do before it.
+            accs = _mix_run(
+                (none,),
+                x_smem,
+                right_smem,
+                coupling_smem,
+                ready,
+                empty,
+                step,
+                0,
+                consumer,
+                first,
+                STEPS,
+                ACCUMULATORS,
+                STAGES,
+                RESIDENT,
+                SPLIT_RANK,
+                CONSUMERS,
+                rows,
+                True,
+            )
+            step += first * STEPS
+            for run in range((BLOCKS - first) // UNROLL):
                 accs = _mix_run(
                     accs,
                     x_smem,
@@ -470,7 +498,7 @@ def _mix(
                     ready,
                     empty,
                     step,
-                    run * UNROLL,
+                    first + run * UNROLL,
                     consumer,
                     UNROLL,
                     STEPS,
@@ -480,30 +508,13 @@ def _mix(
                     SPLIT_RANK,
                     CONSUMERS,
                     rows,
+                    False,
                 )
                 step += UNROLL * STEPS
-            if BLOCKS % UNROLL > 0:
-                accs = _mix_run(
-                    accs,
-                    x_smem,
-                    right_smem,
-                    coupling_smem,
-                    ready,
-                    empty,
-                    step,
-                    BLOCKS - BLOCKS % UNROLL,
-                    consumer,
-                    BLOCKS % UNROLL,
-                    STEPS,
-                    ACCUMULATORS,
-                    STAGES,
-                    RESIDENT,
-                    SPLIT_RANK,
-                    CONSUMERS,
-                    rows,
-                )
-                step += (BLOCKS % UNROLL) * STEPS
         else:
+            accs = ()
+            for _ in gl.static_range(ACCUMULATORS):
+                accs = accs + (none,)  # noqa: RUF005
             for j in range(BLOCKS):
                 mbarrier.wait(ready.index(step % STAGES), (step // STAGES) & 1)
                 scales = _scales(
@@ -531,7 +542,7 @@ def _mix(
                     TOKENS,
                     layout,
                 )
-                accs = _add(accs, scales, product, ACCUMULATORS)
+                accs = _add(accs, scales, product, ACCUMULATORS, False)
                 step += STEPS
         if LATE_WAIT:
             grid_wait()
