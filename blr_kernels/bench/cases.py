@@ -22,7 +22,7 @@ class Layer:
         in_features, out_features: multiples of the blocks of every structure.
         structures: tried beside the dense layer.
         tokens: rows of x.
-        copies: layers of this kind that share one x; above 1 they are one grouped launch.
+        copies: layers of this kind that share one x; above 1 they are one call of the grouped op.
     """
 
     name: str

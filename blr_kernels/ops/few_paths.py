@@ -18,7 +18,7 @@ from blr_kernels.ops.triton_small import Sizes, launch_small_mix, launch_small_p
 from blr_kernels.reference import Activation
 
 FEW_TOKENS = 16
-"""Most tokens of the path "few" for low rank, which has no path "small"."""
+"""Most tokens of the path "few" for low rank, which alone has no path "small"."""
 
 SMALL_TOKENS = 2048
 """Most tokens of the path "small": beyond it larger tiles read less."""

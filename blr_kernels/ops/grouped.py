@@ -23,7 +23,7 @@ GROUPED_TOKENS = 1024
 _TILE = (64, 128)
 """Tokens and output features of a program that the faster kernels of one layer have at least."""
 
-_ROW_TOKENS = {"low_rank": 64, "monarch": 16}
+_GROUPED_ROW_TOKENS = {"low_rank": 64, "monarch": 16}
 """Tokens up to which these are bound by reading the weights, not by the products."""
 
 Grouped = Callable[
@@ -42,13 +42,16 @@ def _is_filled(call: Call) -> bool:
 
 
 def _is_starved(call: Call, groups: int) -> bool:
-    """Whether the path "small", of which a program walks a row of the input, has too few."""
+    """Whether the path "small", of which a program walks a row of the input, has too few.
+
+    Those of one tile of tokens are counted, each with 32 ranks.
+    """
     return groups * -(-call.rank // 32) < call.device.sms
 
 
 def _suits_library(call: Call, groups: int) -> bool:
     """Whether low rank in two products of cuBLAS is likely to be faster than the path "small"."""
-    many = call.tokens > _ROW_TOKENS["low_rank"]
+    many = call.tokens > _GROUPED_ROW_TOKENS["low_rank"]
     return many or call.itemsize > 2 or _is_starved(call, groups)
 
 
@@ -71,7 +74,7 @@ def grouped_path(call: Call, groups: int, kernels_only: bool) -> tuple[str, Grou
     """
     if call.tokens > GROUPED_TOKENS or (call.op != "blast" and _is_filled(call)):
         return None
-    if call.op == "monarch" and call.tokens > _ROW_TOKENS["monarch"]:
+    if call.op == "monarch" and call.tokens > _GROUPED_ROW_TOKENS["monarch"]:
         return None
     from blr_kernels.ops import cublas_low_rank, few_paths
 

@@ -18,7 +18,12 @@ from torch import Tensor
 
 from blr_kernels.ops.alignment import aligned
 from blr_kernels.ops.hopper_blast import is_mixed_apart, launch_product, unsupported_blast
-from blr_kernels.ops.hopper_blast_config import ALL_EARLY, MANY_TOKENS, product_configs
+from blr_kernels.ops.hopper_blast_config import (
+    ALL_EARLY,
+    MANY_TOKENS,
+    bytes_per_token,
+    product_configs,
+)
 from blr_kernels.ops.hopper_first import GROUP, first_configs, launch_first
 from blr_kernels.ops.hopper_launch import unsupported
 from blr_kernels.ops.hopper_mix_many import MOST_BLOCKS, launch_mix_many, mix_many_shapes
@@ -125,14 +130,9 @@ def _mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
     return [{"apart_rows": rows, "apart_tokens": columns} for rows, columns in shapes]
 
 
-def _bytes_per_token(call: Call) -> int:
-    """Of h, which becomes z."""
-    return call.blocks * call.rank * call.itemsize
-
-
 def _candidates(call: Call) -> list[Config]:
     """Each differs from the first, the default, in one of its parts."""
-    tokens = chunk_tokens(call, _bytes_per_token(call))
+    tokens = chunk_tokens(call, bytes_per_token(call))
     first, mix = first_configs(call, tokens), _mix_configs(call, tokens)
     # The mixing leaves room for the product's programs, which load their slab meanwhile.
     few = call.tokens <= MANY_TOKENS
@@ -140,7 +140,7 @@ def _candidates(call: Call) -> list[Config]:
     default: Config = {**first[0], **mix[0], **products[0], "chunk": 0}
     parts = [*first[1:4], *mix[1:], *products[1:]]
     # An intermediate that the cache holds is read again from there.
-    cached = call.tokens * _bytes_per_token(call) <= call.device.l2_bytes // 2
+    cached = call.tokens * bytes_per_token(call) <= call.device.l2_bytes // 2
     full = call.device.sms * TILE_TOKENS
     if not cached and full < tokens:
         parts.append({"chunk": full})
@@ -170,7 +170,7 @@ def _run(
 ) -> None:
     left, coupling, right = map(aligned, factors)
     bias = None if bias is None else aligned(bias)
-    padded, parts = walk(call, x, _bytes_per_token(call), config["chunk"])
+    padded, parts = walk(call, x, bytes_per_token(call), config["chunk"])
     h = x.new_empty((call.blocks, call.rank, padded))
     for tokens, part, late in parts:
         launch_first(

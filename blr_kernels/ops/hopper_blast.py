@@ -31,7 +31,7 @@ from blr_kernels.reference import Activation
 _ENOUGH_TOKENS = 64
 _MANY_BLOCKS = 9
 _WIDE_INPUTS = 256  # columns of an input block
-_FEW_GROUPED_TOKENS = 512
+_FEW_SPLIT_TOKENS = 512
 
 
 def unsupported_blast(call: Call) -> str:
@@ -143,7 +143,7 @@ def launch_product(
     if even and triton.cdiv(tiles, even) <= triton.cdiv(tiles * blocks, groups):
         groups = even * blocks
     # Few registers leave room for programs of the kernel ahead.
-    short = short_product_registers(columns, tile) if out.shape[0] <= MANY_TOKENS else 0
+    short = short_product_registers(columns, tile) if call.tokens <= MANY_TOKENS else 0
     hopper_product_kernel[(groups * slabs,)](
         descriptor(z, [1, block_k, tile]),
         slab,
@@ -162,7 +162,7 @@ def launch_product(
         REST=rest,
         BLOCK_K=block_k,
         STAGES=config["product_stages"],
-        EARLY=config["product_early"],
+        EARLY_PARTS=config["product_early"],
         # The consumers share what the producer's warps do not keep.
         REGISTERS=(3 * short - 24) // 16 * 8 if short else 240,
         **(OPTIONS | {"maxnreg": short} if short else OPTIONS),
@@ -196,8 +196,8 @@ def is_mixed_apart(call: Call) -> bool:
     of the mixing leave a program of both no room for many tokens. If they do not fit a program, the
     first products are computed again for each group of them, which few tokens do not hide.
     """
-    grouped = accumulators(call.blocks) < call.blocks and call.tokens < _FEW_GROUPED_TOKENS
-    return call.p >= _WIDE_INPUTS or grouped
+    split = accumulators(call.blocks) < call.blocks and call.tokens < _FEW_SPLIT_TOKENS
+    return call.p >= _WIDE_INPUTS or split
 
 
 def _suits(call: Call) -> bool:

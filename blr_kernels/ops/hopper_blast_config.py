@@ -10,7 +10,7 @@ from blr_kernels.ops.paths import Call, Config
 from blr_kernels.ops.triton_config import accumulators
 
 TILE = 64
-"""Tokens and rank of a tile of the first kernel."""
+"""Rank of a consumer's tile of the first kernel, and the tokens that two consumers have."""
 
 _MAX_STAGES = 12
 _MIN_STAGES = AHEAD.value + 1  # of the product: the last of so many is free once all are begun
@@ -38,7 +38,7 @@ def step_of(size: int) -> int:
 
 
 def tile_rank(config: Config) -> int:
-    """Ranks of a tile: the two consumers split them, or the tokens."""
+    """Ranks of a program's tile, which two consumers may split instead of the tokens."""
     return 2 * TILE if config["mix_split"] else TILE
 
 
@@ -202,6 +202,7 @@ def _product_config(
 
 
 def bytes_per_token(call: Call) -> int:
+    """Bytes of the intermediate."""
     return call.blocks * call.rank * call.itemsize
 
 
@@ -213,7 +214,7 @@ def chunk_of(call: Call, config: Config) -> int:
 def product_configs(call: Call, *, early: int = _EARLY) -> list[dict[str, int]]:
     """The second kernel's part of configs worth timing, the likely best first.
 
-    None where shared memory does not hold even the smallest slab of the weight.
+    Empty where shared memory does not hold even the smallest slab of the weight.
 
     Args:
         early: parts of a slab that are asked for before the tokens.

@@ -14,7 +14,7 @@ from blr_kernels.ops.paths import Call
 # maxnreg: registers a thread may hold where a kernel starts, 65,536 over the 12 warps that it takes
 # with its producers. The warp groups then hand theirs to each other.
 OPTIONS: Final = {"num_warps": 4, "maxnreg": 168, "launch_pdl": True}
-"""Options of every launch."""
+"""Options of a launch, unless it gives other registers."""
 
 BARRIER_BYTES: Final = 1024
 """Shared memory to keep free for barriers."""

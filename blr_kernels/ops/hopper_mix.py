@@ -367,7 +367,7 @@ def _mix_run(
 ):
     """Mixes blocks ``first_j`` to ``first_j + COUNT``, each while the next one is computed.
 
-    If FRESH there are no sums yet, and ``accs`` is one tensor of their shape.
+    If FRESH there are no sums yet, and ``accs`` is a tuple of one tensor of their shape.
     """
     held: gl.constexpr = 1 if FRESH else ACCUMULATORS
     current = _multiply(
@@ -447,7 +447,7 @@ def _mix(
     CONSUMERS: gl.constexpr,
     LATE_WAIT: gl.constexpr,
 ):
-    """A consumer warp group: half of the tokens or of the rank of every tile of this program."""
+    """A consumer warp group: its share of tokens or rank of every tile of this program."""
     STEPS: gl.constexpr = (P + BLOCK_K - 1) // BLOCK_K
     TOKENS: gl.constexpr = SHARE * CONSUMERS if SPLIT_RANK else SHARE
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])

@@ -116,7 +116,7 @@ def _load(
     REST: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
-    EARLY: gl.constexpr,
+    EARLY_PARTS: gl.constexpr,
 ):
     """The producer: one warp that issues every TMA load."""
     steps: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -132,7 +132,7 @@ def _load(
         if is_fresh:
             mbarrier.wait(w_empty, (fresh & 1) ^ 1)
             for k in gl.static_range(steps):
-                if k < EARLY:
+                if k < EARLY_PARTS:
                     _load_part(
                         w_desc, w_rest_desc, w_smem, w_rest, w_ready, row, k, BLOCK_N, REST, BLOCK_K
                     )
@@ -148,7 +148,7 @@ def _load(
                 a_desc, [batch, k * BLOCK_K, tile * BLOCK_T], bar, a_smem.index(stage)
             )
             # The rest of a slab comes piece by piece, so that the first product waits for little.
-            if k + EARLY < steps:  # noqa: SIM102
+            if k + EARLY_PARTS < steps:  # noqa: SIM102
                 if is_fresh:
                     _load_part(
                         w_desc,
@@ -157,7 +157,7 @@ def _load(
                         w_rest,
                         w_ready,
                         row,
-                        k + EARLY,
+                        k + EARLY_PARTS,
                         BLOCK_N,
                         REST,
                         BLOCK_K,
@@ -383,7 +383,7 @@ def hopper_product_kernel(
     REST: gl.constexpr,  # columns of a slab beyond BLOCK_N, 0 or 32, 64, 128
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
-    EARLY: gl.constexpr,  # parts of a slab that are loaded before the first tokens are asked for
+    EARLY_PARTS: gl.constexpr,  # of a slab, loaded before the first tokens are asked for
     REGISTERS: gl.constexpr,  # of a consumer's thread
 ):
     """``out[t, i*N + n] = act(sum_k a[i, k, t] * w[i, n, k] + bias[i*N + n])``.
@@ -529,7 +529,7 @@ def hopper_product_kernel(
                     REST,
                     BLOCK_K,
                     STAGES,
-                    EARLY,
+                    EARLY_PARTS,
                 ),
             ),
         ],

@@ -32,9 +32,9 @@ def monarch_linear_grouped(
 ) -> Tensor:
     """Multiplies one input by ``g`` Monarch weights of equal sizes.
 
-    On Triton that is one launch of each kernel for all of them, up to ``grouped.GROUPED_TOKENS``
-    tokens and 64 blocks, and while one layer alone would leave multiprocessors idle, with computed
-    sizes: the tuner knows calls of one layer only. Beyond that each layer is such a call, as tuned.
+    On Triton that is one launch of each kernel for all of them, up to 16 tokens and 64 blocks, and
+    while one layer alone would leave multiprocessors idle, with computed sizes: the tuner knows
+    calls of one layer only. Beyond that each layer is such a call, as tuned.
 
     Args:
         x: ``(..., b*p)``, any strides.

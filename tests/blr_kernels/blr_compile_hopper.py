@@ -239,6 +239,9 @@ def rows_of(kind: str) -> Iterator[dict[str, Any]]:
                 "shared": compiled.metadata.shared,
                 "counted": COUNTED[name](call, config),
                 "limit": call.device.shared_bytes,
+                # Parameters whose descriptors are prefetched, and all that are descriptors.
+                "fetched": re.findall(r"mov\.b64 %a, (\w+);", ptx),
+                "descriptors": re.findall(r"\.param \.align \d+ \.b8 (\w+)\[128\]", ptx),
                 "registers": int(most[1]) * int(threads[1]) if most and threads else None,
                 "mma": ptx.count("wgmma.mma_async") + ptx.count("mma.sync"),
                 "narrow": len(re.findall(r"st\.global(?!\S*\.v4)", ptx)),

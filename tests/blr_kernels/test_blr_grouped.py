@@ -182,7 +182,7 @@ def test_low_rank_by_the_library(
     """Two products for all layers, in chunks of tokens where they need much scratch."""
     if scratch is not None:
         monkeypatch.setattr("blr_kernels.ops.triton_config.SCRATCH_BYTES", scratch)
-    monkeypatch.setitem(grouped._ROW_TOKENS, "low_rank", 16)
+    monkeypatch.setitem(grouped._GROUPED_ROW_TOKENS, "low_rank", 16)
     structure = LowRank(24)
     x, factors, bias, each = draw(3, structure, 37, 70, (tokens,), device, dtype)
     calls = []

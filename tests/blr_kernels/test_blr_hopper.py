@@ -107,6 +107,10 @@ def assert_compiled_well(rows: list[dict[str, Any]], kernels: set[str] = BLAST_K
     # The mixing of few blocks has no products.
     products = [row for row in rows if row["kernel"] != "mix_apart_kernel"]
     assert not [row["what"] for row in products if not row["mma"]]
+    # A descriptor is prefetched by the place of a parameter; of one that is unused there is none.
+    gluon = [row for row in rows if row["kernel"] not in ("mix_apart_kernel", "mix_many_kernel")]
+    assert all(row["fetched"] for row in gluon)
+    assert not [row["what"] for row in gluon if not {*row["fetched"]} <= {*row["descriptors"]}]
     # C7510 to C7515: the assembler waits for each product before it issues the next.
     told = [(row["what"], row["assembler"]) for row in rows if row["assembler"]]
     assert not [entry for entry in told if re.search(r"C75\d\d|serializ", entry[1])]
@@ -400,7 +404,7 @@ def test_chunks_are_as_few_as_the_scratch_allows() -> None:
 
 def test_apart_configs() -> None:
     """The same of the path by three kernels, which shares the second product."""
-    from blr_kernels.ops import hopper_apart, hopper_blast_config
+    from blr_kernels.ops import hopper_blast_config
     from blr_kernels.ops.hopper_first import first_bytes
     from blr_kernels.ops.hopper_scratch import chunk_tokens, padded_tokens
 
@@ -440,7 +444,7 @@ def test_apart_configs() -> None:
                 # Eight tokens a thread, or sixteen of few blocks: more would not stay in registers.
                 assert rows * columns <= (2048 if call.blocks <= 4 else 1024)
             per_token = call.blocks * call.rank * call.itemsize
-            assert per_token == hopper_apart._bytes_per_token(call)
+            assert per_token == hopper_blast_config.bytes_per_token(call)
             chunk = chunk_tokens(call, per_token, config["chunk"])
             assert padded_tokens(call, chunk, per_token) * per_token <= SCRATCH_BYTES
             assert 1 <= chunk <= call.tokens

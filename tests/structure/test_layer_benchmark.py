@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "assets/benchmarks/h200-layers.json"
 DRAWING = FILE.with_suffix(".svg")
 REPORT = Report.from_json(FILE.read_text(encoding="utf-8"))
-# Layers of language models that the run did not reach, from the run before.
+# Layers of language models, measured in an earlier run.
 EARLIER_FILE = FILE.with_stem("h200-layers-language")
 EARLIER = Report.from_json(EARLIER_FILE.read_text(encoding="utf-8"))
 ALL_ROWS = (*REPORT.rows, *EARLIER.rows)
