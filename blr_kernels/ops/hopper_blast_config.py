@@ -16,12 +16,15 @@ _MAX_STAGES = 12
 _MIN_STAGES = AHEAD.value + 1  # of the product: the last of so many is free once all are begun
 _UNROLL = 2  # products in a row that the tensor cores compute without a pause
 MANY_TOKENS = 1024
+"""Tokens beyond which programs are those of a full device."""
+
 # Up to so many accumulators of 64 tokens fit a consumer's registers; more must be of 32.
 _WIDE_ACCUMULATORS = 4
 # Parts of a slab that the second kernel asks for before the tokens. More would be in their way, but
 # for all there is time where the kernel ahead has long to go.
 _EARLY = 2
 ALL_EARLY = 64
+"""More parts than any slab has."""
 
 _ENOUGH_RING = 64 * 1024  # bytes on their way that hide the latency of memory
 _REGISTERS = 65_536  # of a multiprocessor
@@ -271,6 +274,7 @@ def configs(call: Call) -> list[Config]:
 
 
 def candidates(call: Call) -> list[Config]:
+    """Those of ``configs`` that a tuner should time, at most twelve, the default first."""
     found = configs(call)[:11]
     other = {**found[0], "mix_unroll": min(3, call.blocks)}
     if found[0]["mix_consumers"] == 2 and other not in found:
@@ -279,4 +283,5 @@ def candidates(call: Call) -> list[Config]:
 
 
 def default_config(call: Call) -> Config:
+    """What is taken where nothing is tuned."""
     return configs(call)[0]

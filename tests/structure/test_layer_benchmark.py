@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -145,6 +146,15 @@ def test_readme_sentences_are_the_files() -> None:
     decoding = [row for row in all_ours() if row.tokens == 1 and row.op == "blast"]
     gains = [RATIOS.vs_dense(row) or 0 for row in decoding]
     assert f"{min(gains):.2f} to {max(gains):.2f} times as fast as dense at one token" in README
+
+
+def test_readme_says_what_tuning_gave_since() -> None:
+    """Of the layer that README names: the older file's time, and that of the shipped config."""
+    file = ROOT / "blr_kernels/tuning/configs/nvidia-h200/blast_4096x4096_b16_r1024_bfloat16.json"
+    tuned = {int(n): entry["us"] for n, entry in json.loads(file.read_text())["entries"].items()}
+    before = {n: ROWS["llama7b.qkvo", n, "blast", "auto"].median_us for n in (16, 4096)}
+    assert f"{tuned[4096]:.0f} microseconds instead of {before[4096]:.0f} at 4,096" in README
+    assert f"{tuned[16]:.1f} instead of {before[16]:.1f} at 16" in README
 
 
 def test_bars_are_the_files() -> None:
