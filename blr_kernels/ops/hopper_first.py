@@ -155,6 +155,7 @@ def _store(
     BLOCKS: gl.constexpr,
     RANK: gl.constexpr,
     GROUPED: gl.constexpr,
+    KEEP: gl.constexpr,
     TOKENS: gl.constexpr,
 ):
     """Stores ``acc (64, TOKENS)``, whose first token is ``first``."""
@@ -171,7 +172,12 @@ def _store(
         row = block * RANK + rank
         mask = mask & gl.expand_dims(rank < RANK, 1)
     row_ptr = h_ptr + row.to(gl.int64) * h_block
-    gl.store(gl.expand_dims(row_ptr, 1) + gl.expand_dims(position, 0), acc, mask=mask)
+    gl.store(
+        gl.expand_dims(row_ptr, 1) + gl.expand_dims(position, 0),
+        acc,
+        mask=mask,
+        eviction_policy="evict_last" if KEEP else "",
+    )
 
 
 @gluon.jit
@@ -191,6 +197,7 @@ def _multiply(
     RANK: gl.constexpr,
     P: gl.constexpr,
     GROUPED: gl.constexpr,
+    KEEP: gl.constexpr,
     BLOCK_T: gl.constexpr,
     REST: gl.constexpr,
     STAGES: gl.constexpr,
@@ -233,6 +240,7 @@ def _multiply(
         BLOCKS,
         RANK,
         GROUPED,
+        KEEP,
         BLOCK_T,
     )
     if REST > 0:
@@ -247,6 +255,7 @@ def _multiply(
             BLOCKS,
             RANK,
             GROUPED,
+            KEEP,
             REST,
         )
 
@@ -263,6 +272,7 @@ def hopper_first_kernel(
     RANK: gl.constexpr,
     P: gl.constexpr,
     GROUPED: gl.constexpr,  # rank is 128, and h by output block, as Monarch's second product is
+    KEEP: gl.constexpr,  # the cache drops other lines before those of h
     BLOCK_T: gl.constexpr,
     REST: gl.constexpr,  # tokens of a tile beyond BLOCK_T, 0, 32 or 64
     STAGES: gl.constexpr,
@@ -319,6 +329,7 @@ def hopper_first_kernel(
                     RANK,
                     P,
                     GROUPED,
+                    KEEP,
                     BLOCK_T,
                     REST,
                     STAGES,
@@ -343,6 +354,7 @@ def hopper_first_kernel(
                     RANK,
                     P,
                     GROUPED,
+                    KEEP,
                     BLOCK_T,
                     REST,
                     STAGES,
@@ -418,6 +430,14 @@ def first_configs(call: Call, tokens: int) -> list[dict[str, int]]:
     return found
 
 
+def _keeps(call: Call, x: Tensor, h: Tensor) -> bool:
+    """Whether the cache should drop other lines before those of h.
+
+    Where x fills the cache it drives h out, which memory then takes although nobody reads it there.
+    """
+    return 2 * x.nbytes > call.device.l2_bytes >= 4 * h.nbytes
+
+
 def launch_first(
     call: Call,
     x: Tensor,
@@ -468,6 +488,7 @@ def launch_first(
         RANK=rank,
         P=call.p,
         GROUPED=grouped,
+        KEEP=_keeps(call, x, h),
         BLOCK_T=block_t,
         REST=rest,
         STAGES=stages,

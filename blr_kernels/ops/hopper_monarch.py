@@ -45,8 +45,10 @@ PIECE = gl.constexpr(128)  # most outputs in a row that a consumer finishes at o
 def _load(
     h_desc,
     left_desc,
+    rest_desc,
     h_smem,
     left_smem,
+    rest_smem,
     ready,
     empty,
     left_ready,
@@ -54,33 +56,28 @@ def _load(
     last,
     row,
     COLUMNS: gl.constexpr,
-    BOTH: gl.constexpr,
+    REST: gl.constexpr,
     STAGES: gl.constexpr,
 ):
     """The producer: one warp that issues every TMA load."""
-    parts: gl.constexpr = 2 if BOTH else 1
     item: gl.constexpr = h_desc.dtype.primitive_bitwidth // 8
     # left was there before the kernel that writes h.
-    mbarrier.expect(left_ready, parts * BLOCKS * COLUMNS * RANK * item)
-    for part in gl.static_range(parts):
-        for i in gl.static_range(BLOCKS):
+    mbarrier.expect(left_ready, BLOCKS * (COLUMNS + REST) * RANK * item)
+    for i in gl.static_range(BLOCKS):
+        tma.async_copy_global_to_shared(left_desc, [i, row, 0], left_ready, left_smem.index(i))
+        if REST > 0:
             tma.async_copy_global_to_shared(
-                left_desc,
-                [i, row + part * COLUMNS, 0],
-                left_ready,
-                left_smem.index(part * BLOCKS + i),
+                rest_desc, [i, row + COLUMNS, 0], left_ready, rest_smem.index(i)
             )
     grid_wait()
     stage = 0
     phase = 1
-    for tile in range(first, last):
+    for token in range(first, last, TILE):
         for i in gl.static_range(BLOCKS):
             mbarrier.wait(empty.index(stage), phase)
             bar = ready.index(stage)
             mbarrier.expect(bar, RANK * TILE * item)
-            tma.async_copy_global_to_shared(
-                h_desc, [i * RANK, tile * TILE], bar, h_smem.index(stage)
-            )
+            tma.async_copy_global_to_shared(h_desc, [i * RANK, token], bar, h_smem.index(stage))
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -99,46 +96,43 @@ def _multiply(
     left_ready,
     first,
     last,
-    row,
-    tokens,
+    row,  # the first of this consumer
     consumer: gl.constexpr,
     Q: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
     COLUMNS: gl.constexpr,
     BOTH: gl.constexpr,
+    BIAS_AT: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """A consumer warp group: every token tile for half of the rows, or every second tile."""
+    """A consumer warp group: every token tile for its rows, or every second tile for all."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     width: gl.constexpr = BLOCKS * COLUMNS if BLOCKS * COLUMNS < PIECE else PIECE
     pieces: gl.constexpr = BLOCKS * COLUMNS // width
     stored: gl.constexpr = stored_layout(TILE, width)
-    own: gl.constexpr = consumer if BOTH else 0
-    skip: gl.constexpr = 0 if BOTH else consumer
-    stride: gl.constexpr = 1 if BOTH else 2
+    skip: gl.constexpr = 0 if BOTH else consumer * TILE
+    stride: gl.constexpr = TILE if BOTH else 2 * TILE
     position = gl.arange(0, TILE, gl.SliceLayout(1, stored))
     token_of = position // GROUP * GROUP + stored_token(position % GROUP, GROUP)
-    column = (row + own * COLUMNS) * BLOCKS + gl.arange(0, width, gl.SliceLayout(0, stored))
+    column = row * BLOCKS + gl.arange(0, width, gl.SliceLayout(0, stored))
     if HAS_BIAS:
         # Once, and as early as left: at every tile the products would wait for it.
         lane = gl.arange(0, width, gl.BlockedLayout([2], [32], [4], [0]))
         for piece in gl.static_range(pieces):
-            source = (row + own * COLUMNS) * BLOCKS + piece * width + lane
+            source = row * BLOCKS + piece * width + lane
             async_copy.async_copy_global_to_shared(
-                bias_smem.index(consumer * pieces + piece),
-                bias_ptr + source,
-                mask=source < BLOCKS * Q,
+                bias_smem.index(BIAS_AT + piece), bias_ptr + source, mask=source < BLOCKS * Q
             )
         async_copy.commit_group()
         async_copy.wait_group(0)
     grid_wait()
     mbarrier.wait(left_ready, 0)
     for tile in range(first + skip, last, stride):
-        step = (tile - first) * BLOCKS
+        step = (tile - first) // TILE * BLOCKS
         # From the compiler, which part of left it is: it would work out the addresses of all of
         # them ahead, and have no registers for them.
-        weight = own * BLOCKS + gl.inline_asm_elementwise(
+        weight = gl.inline_asm_elementwise(
             "mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
         )
         sums = ()
@@ -163,19 +157,19 @@ def _multiply(
         y = gl.join(front, back).permute((0, 1, 3, 2)).reshape((TILE, pieces, width))
         whole = y.reshape((TILE, BLOCKS * COLUMNS))
         split = gl.split(y.permute((0, 2, 1))) if pieces == 2 else (whole,)
-        token = tile * TILE + token_of
+        token = tile + token_of
         out_row = out_ptr + token.to(gl.int64) * (BLOCKS * Q)
         for piece in gl.static_range(pieces):
             at = column + piece * width
             part = gl.convert_layout(split[piece], stored, assert_trivial=True)
             if HAS_BIAS:
-                bias = bias_smem.index(consumer * pieces + piece).load(gl.SliceLayout(0, stored))
+                bias = bias_smem.index(BIAS_AT + piece).load(gl.SliceLayout(0, stored))
                 part = part + gl.expand_dims(bias.to(gl.float32), 0)
             part = activate(part, ACTIVATION, out_ptr.dtype.element_ty)
             gl.store(
                 gl.expand_dims(out_row, 1) + gl.expand_dims(at, 0),
                 part.to(out_ptr.dtype.element_ty),
-                mask=gl.expand_dims(token < tokens, 1) & gl.expand_dims(at < BLOCKS * Q, 0),
+                mask=gl.expand_dims(token < last, 1) & gl.expand_dims(at < BLOCKS * Q, 0),
             )
 
 
@@ -183,36 +177,44 @@ def _multiply(
 def hopper_monarch_second_kernel(
     h_desc,  # (4 * 128, h_block), blocks of (128, 64); tokens in the order of stored_token
     left_desc,  # (4, Q, 128), blocks of (1, COLUMNS, 128)
+    rest_desc,  # the same in blocks of (1, REST, 128); unused where REST is 0
     out_ptr,  # (tokens, 4 * Q), contiguous
     bias_ptr,  # (4 * Q,), aligned to 16 bytes; unused unless HAS_BIAS
     tokens,
     Q: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
-    COLUMNS: gl.constexpr,  # rows s of every output block that a consumer multiplies by
-    BOTH: gl.constexpr,  # the consumers share a token tile and have COLUMNS each, or take turns
+    COLUMNS: gl.constexpr,  # rows s of every output block that the first consumer multiplies by
+    REST: gl.constexpr,  # and the second for the same tokens; if 0, they take turns at the tokens
     STAGES: gl.constexpr,  # where they take turns, a multiple of 8
 ):
     """``out[t, 4s + l] = act(sum_K left[l, s, K] * h[l, K, t] + bias[4s + l])``.
 
     A program keeps a slab of ``left``, rows s of all four output blocks. The programs of the slabs
     form a group and walk the same tokens at the same time, so that memory is read once for all of
-    them. The groups take equal runs of the token tiles.
+    them. The groups take equal runs of tokens, whole groups of ``stored_token``.
     """
-    parts: gl.constexpr = 2 if BOTH else 1
-    slabs: gl.constexpr = (Q + parts * COLUMNS - 1) // (parts * COLUMNS)
-    tiles = (tokens + TILE - 1) // TILE
+    slab: gl.constexpr = COLUMNS + REST
+    slabs: gl.constexpr = (Q + slab - 1) // slab
+    runs = (tokens + GROUP - 1) // GROUP
     group = gl.program_id(0) // slabs
-    row = (gl.program_id(0) % slabs) * (parts * COLUMNS)
+    row = (gl.program_id(0) % slabs) * slab
     groups = gl.num_programs(0) // slabs
-    first = (group * tiles) // groups
-    last = ((group + 1) * tiles) // groups
+    first = (group * runs) // groups * GROUP
+    last = gl.minimum(((group + 1) * runs) // groups * GROUP, tokens)
 
     h_smem = gl.allocate_shared_memory(h_desc.dtype, [STAGES, RANK, TILE], h_desc.layout)
     left_smem = gl.allocate_shared_memory(
-        left_desc.dtype, [parts * BLOCKS, 1, COLUMNS, RANK], left_desc.layout
+        left_desc.dtype, [BLOCKS, 1, COLUMNS, RANK], left_desc.layout
     )
+    rest_smem = left_smem
+    if REST > 0:
+        rest_smem = gl.allocate_shared_memory(
+            left_desc.dtype, [BLOCKS, 1, REST, RANK], rest_desc.layout
+        )
     width: gl.constexpr = BLOCKS * COLUMNS if BLOCKS * COLUMNS < PIECE else PIECE
+    # The second consumer's rows fill whole pieces of the bias too.
+    gl.static_assert(REST == 0 or REST == COLUMNS or BLOCKS * REST == PIECE)
     bias_smem = h_smem
     if HAS_BIAS:
         # For each consumer, so that they need not wait for each other.
@@ -226,12 +228,14 @@ def hopper_monarch_second_kernel(
     left_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     # Consumers that take turns never share a stage: one that is a round ahead of the other could
     # not tell from a barrier's parity which round it is in.
-    gl.static_assert(BOTH or STAGES % (2 * BLOCKS) == 0)
+    gl.static_assert(REST > 0 or STAGES % (2 * BLOCKS) == 0)
     for n in gl.static_range(STAGES):
         mbarrier.init(ready.index(n), count=1)
-        mbarrier.init(empty.index(n), count=parts)
+        mbarrier.init(empty.index(n), count=2 if REST > 0 else 1)
     mbarrier.init(left_ready, count=1)
-    prefetch_descriptors("hopper_monarch_second_kernel", (0, 5))
+    prefetch_descriptors(
+        "hopper_monarch_second_kernel", (0, 5, 12) if REST > 0 else (0, 5)
+    )
     grid_launch_dependents()
     gl.warp_specialize(
         [
@@ -249,13 +253,13 @@ def hopper_monarch_second_kernel(
                     first,
                     last,
                     row,
-                    tokens,
                     0,
                     Q,
                     HAS_BIAS,
                     ACTIVATION,
                     COLUMNS,
-                    BOTH,
+                    REST > 0,
+                    0,
                     STAGES,
                 ),
             ),
@@ -266,20 +270,20 @@ def hopper_monarch_second_kernel(
                     bias_ptr,
                     bias_smem,
                     h_smem,
-                    left_smem,
+                    rest_smem,
                     ready,
                     empty,
                     left_ready,
                     first,
                     last,
-                    row,
-                    tokens,
+                    row + (COLUMNS if REST > 0 else 0),
                     1,
                     Q,
                     HAS_BIAS,
                     ACTIVATION,
-                    COLUMNS,
-                    BOTH,
+                    REST if REST > 0 else COLUMNS,
+                    REST > 0,
+                    BLOCKS * COLUMNS // width,
                     STAGES,
                 ),
             ),
@@ -288,8 +292,10 @@ def hopper_monarch_second_kernel(
                 (
                     h_desc,
                     left_desc,
+                    rest_desc,
                     h_smem,
                     left_smem,
+                    rest_smem,
                     ready,
                     empty,
                     left_ready,
@@ -297,7 +303,7 @@ def hopper_monarch_second_kernel(
                     last,
                     row,
                     COLUMNS,
-                    BOTH,
+                    REST,
                     STAGES,
                 ),
             ),
@@ -313,12 +319,12 @@ _TALL = 512
 
 def _slab(config: Config) -> int:
     """Rows s of every output block that a program of the second kernel keeps."""
-    return config["second_columns"] * (2 if config["second_both"] else 1)
+    return config["second_columns"] + config["second_rest"]
 
 
 def _second_stages(config: Config) -> int:
     """Stages of the second kernel's ring."""
-    return 2 * BLOCKS.value if _slab(config) <= 64 else 6
+    return 2 * BLOCKS.value if _slab(config) <= 96 else 6
 
 
 def _second_bytes(config: Config) -> int:
@@ -331,14 +337,19 @@ def _second_bytes(config: Config) -> int:
 def _second_configs(call: Call) -> list[dict[str, int]]:
     """The second kernel's part of configs, the likely best first."""
     tiles = triton.cdiv(call.tokens, TILE.value)
-    few = [{"second_columns": c, "second_both": both} for c, both in ((16, 0), (16, 1), (32, 1))]
+
+    def sizes(*pairs: tuple[int, int]) -> list[dict[str, int]]:
+        return [{"second_columns": c, "second_rest": rest} for c, rest in pairs]
+
+    few = sizes((16, 0), (16, 16), (32, 32))
     # Where it fits, every program has one tile, and as small a slab as possible.
     small = [
         config for config in few if triton.cdiv(call.q, _slab(config)) * tiles <= call.device.sms
     ]
-    both = int(call.q >= _TALL)
-    wide = [{"second_columns": 64, "second_both": b} for b in (both, 1 - both)]
-    return [*small, *wide, few[-1], {"second_columns": 32, "second_both": 0}][:4]
+    wide = sizes((64, 64), (64, 0)) if call.q >= _TALL else sizes((64, 0), (64, 64))
+    if call.q % 96 == 0:
+        wide.insert(1, *sizes((64, 32)))
+    return [*small, *wide, few[-1], *sizes((32, 0))][:5]
 
 
 def _bytes_per_token(call: Call) -> int:
@@ -362,12 +373,13 @@ def launch_second(
         bias: ``(4*q)`` or None.
         out: written; ``(tokens, 4*q)``, contiguous.
     """
-    columns = config["second_columns"]
+    columns, rest = config["second_columns"], config["second_rest"]
     slabs = triton.cdiv(call.q, _slab(config))
     groups = min(triton.cdiv(out.shape[0], TILE.value), max(1, call.device.sms // slabs))
     hopper_monarch_second_kernel[(groups * slabs,)](
         descriptor(h.view(-1, h.shape[-1]), [RANK.value, TILE.value]),
         descriptor(left, [1, columns, RANK.value]),
+        descriptor(left, [1, rest or columns, RANK.value]),
         out,
         bias,
         out.shape[0],
@@ -375,7 +387,7 @@ def launch_second(
         HAS_BIAS=bias is not None,
         ACTIVATION=activation or "none",
         COLUMNS=columns,
-        BOTH=bool(config["second_both"]),
+        REST=rest,
         STAGES=_second_stages(config),
         **OPTIONS,
     )

@@ -544,11 +544,11 @@ def test_monarch_configs() -> None:
                 assert stages >= 2
                 assert first_bytes(call, tile, stages) <= H200.shared_bytes
                 assert config["second_columns"] in (16, 32, 64)
-                assert config["second_both"] in (0, 1)
+                assert config["second_rest"] in (0, config["second_columns"], 32)
                 assert hopper_monarch._second_bytes(config) <= H200.shared_bytes
                 stages = hopper_monarch._second_stages(config)
                 # Consumers that take turns must not share a stage.
-                assert stages == 8 or (config["second_both"] and stages >= 4)
+                assert stages == 8 or (config["second_rest"] and stages >= 4)
 
 
 @pytest.mark.parametrize(
@@ -556,11 +556,11 @@ def test_monarch_configs() -> None:
     [
         (3072, 768, 16, [64, 9, 16, 0]),
         (3072, 768, 197, [64, 9, 16, 0]),
-        (768, 2304, 197, [64, 3, 16, 1]),
-        (768, 3072, 197, [64, 3, 16, 1]),
+        (768, 2304, 197, [64, 3, 16, 16]),
+        (768, 3072, 197, [64, 3, 16, 16]),
         (3072, 768, 6304, [192, 5, 64, 0]),
-        (768, 2304, 6304, [192, 3, 64, 1]),
-        (768, 3072, 6304, [192, 3, 64, 1]),
+        (768, 2304, 6304, [192, 3, 64, 64]),
+        (768, 3072, 6304, [192, 3, 64, 64]),
     ],
 )
 def test_monarch_defaults(n_in: int, n_out: int, tokens: int, sizes: list[int]) -> None:
@@ -568,7 +568,7 @@ def test_monarch_defaults(n_in: int, n_out: int, tokens: int, sizes: list[int]) 
     the second kernel has one tile.
     """
     config = find_path("monarch", "hopper").default_config(monarch_call(tokens, n_in, n_out))
-    names = ("first_tokens", "first_stages", "second_columns", "second_both")
+    names = ("first_tokens", "first_stages", "second_columns", "second_rest")
     assert config == dict(zip(names, sizes, strict=True))
 
 
