@@ -23,7 +23,7 @@ def _candidates(call: Call) -> list[dict[str, int]]:
     return [{"chunk": chunk} for chunk in (0, *chunks)]
 
 
-def _activate_(y: Tensor, activation: Activation | None) -> None:
+def activate_(y: Tensor, activation: Activation | None) -> None:
     """Activates ``y`` of any shape in place."""
     if activation == "silu":
         torch.ops.aten.silu_(y)
@@ -43,7 +43,7 @@ def _second(
         return
     else:
         torch.addmm(bias, hidden, left.t(), out=out)
-    _activate_(out, activation)
+    activate_(out, activation)
 
 
 def _run(
@@ -90,7 +90,7 @@ def run_grouped(
             torch.bmm(by_layer, left, out=y)
         else:
             torch.baddbmm(bias[:, None], by_layer, left, out=y)
-        _activate_(y, activation)
+        activate_(y, activation)
 
 
 PATH = Path("cublas", "low_rank", _why_not, _default_config, _candidates, _run, library=True)

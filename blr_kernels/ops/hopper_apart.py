@@ -115,7 +115,7 @@ def launch_mix_apart(call: Call, h: Tensor, coupling: Tensor, tokens: int, confi
     )
 
 
-def _mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
+def mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
     """The mixing's part of configs, the likely best first.
 
     Args:
@@ -133,7 +133,7 @@ def _mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
 def _candidates(call: Call) -> list[Config]:
     """Each differs from the first, the default, in one of its parts."""
     tokens = chunk_tokens(call, bytes_per_token(call))
-    first, mix = first_configs(call, tokens), _mix_configs(call, tokens)
+    first, mix = first_configs(call, tokens), mix_configs(call, tokens)
     # The mixing leaves room for the product's programs, which load their slab meanwhile.
     few = call.tokens <= MANY_TOKENS
     products = product_configs(call, early=ALL_EARLY) if few else product_configs(call)

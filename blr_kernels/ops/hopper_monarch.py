@@ -233,9 +233,7 @@ def hopper_monarch_second_kernel(
         mbarrier.init(ready.index(n), count=1)
         mbarrier.init(empty.index(n), count=2 if REST > 0 else 1)
     mbarrier.init(left_ready, count=1)
-    prefetch_descriptors(
-        "hopper_monarch_second_kernel", (0, 5, 12) if REST > 0 else (0, 5)
-    )
+    prefetch_descriptors("hopper_monarch_second_kernel", (0, 5, 12) if REST > 0 else (0, 5))
     grid_launch_dependents()
     gl.warp_specialize(
         [

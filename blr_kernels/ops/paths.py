@@ -143,6 +143,7 @@ class Path:
 _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "blast": (
         ("few", "few_paths.FEW_BLAST"),
+        ("bmm", "bmm_paths.BLAST"),
         ("apart", "hopper_apart.PATH"),
         ("hopper", "hopper_blast.PATH"),
         ("small", "few_paths.SMALL_BLAST"),
@@ -150,6 +151,7 @@ _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "blast_int8": (("triton", "triton_blast_int8.PATH"),),
     "monarch": (
+        ("bmm", "bmm_paths.MONARCH"),
         ("hopper", "hopper_monarch.PATH"),
         ("fused", "triton_monarch_fused.PATH"),
         ("two", "triton_monarch_two.PATH"),

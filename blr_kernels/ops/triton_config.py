@@ -133,18 +133,21 @@ def tokens_per_chunk(tokens: int, bytes_per_token: int, chunk: int = 0) -> int:
     return min(most, -(-even // _CHUNK_STEP) * _CHUNK_STEP)
 
 
-def smaller_chunks(tokens: int, bytes_per_token: int, cache_bytes: int) -> list[int]:
+def smaller_chunks(
+    tokens: int, bytes_per_token: int, cache_bytes: int, *, least: int = _SMALLEST_CHUNK
+) -> list[int]:
     """Chunks worth trying beside the largest: the intermediate in half or a quarter of the cache.
 
     Args:
         tokens, bytes_per_token: as in ``tokens_per_chunk``.
         cache_bytes: the device's L2 cache.
+        least: tokens that make a chunk worth its launches.
     """
     found: list[int] = []
     largest = tokens_per_chunk(tokens, bytes_per_token)
     for share in (2, 4):
         chunk = cache_bytes // (share * bytes_per_token)
-        if chunk < _SMALLEST_CHUNK:
+        if chunk < least:
             continue
         chunk = tokens_per_chunk(tokens, bytes_per_token, chunk)
         if chunk < largest and chunk not in found:

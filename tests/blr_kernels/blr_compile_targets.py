@@ -136,7 +136,7 @@ def jobs_of(target: int) -> Iterator[tuple[Path, Call, Config]]:
         sizes = (n_in, n_out, blocks, structure.rank, dtype)
         call = Call(structure.kind, tokens, *sizes, limits(target))
         for path in paths(call.op):
-            if not path.library and not path.why_not(call):
+            if not path.why_not(call):
                 yield path, call, path.default_config(call)
 
 
@@ -150,8 +150,7 @@ def shipped_jobs() -> Iterator[tuple[int, Path, Call, Config]]:
         for tokens, entry in data["entries"].items():
             call = Call(data["op"], int(tokens), *sizes, dtype, limits(target, data["gpu"]))
             path = find_path(call.op, entry["path"])
-            if not path.library:
-                yield target, path, call, entry["config"]
+            yield target, path, call, entry["config"]
 
 
 def large_rows() -> Iterator[dict[str, Any]]:

@@ -415,14 +415,23 @@ def test_explain_of_a_library_path(
     assert (asked.implementation, asked.path) == (Backend.TRITON, "a")
 
 
+OPS = ("blast", "blast_int8", "monarch", "low_rank")
+
+
 def test_registered_paths() -> None:
     pytest.importorskip("triton")
-    for op in ("blast", "blast_int8", "monarch", "low_rank"):
+    for op in OPS:
         names = [path.name for path in paths(op)]
         assert len(set(names)) == len(names)
         assert "triton" in names
         assert all(path.op == op for path in paths(op))
-    assert [path.name for path in paths("low_rank") if path.library] == ["cublas"]
+    library = {op: [path.name for path in paths(op) if path.library] for op in OPS}
+    assert library == {
+        "blast": ["bmm"],
+        "blast_int8": [],
+        "monarch": ["bmm"],
+        "low_rank": ["cublas"],
+    }
     with pytest.raises(ValueError, match=r"op must be one of blast, .*low_rank, got 'x'"):
         paths("x")
 

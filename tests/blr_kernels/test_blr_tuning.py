@@ -292,7 +292,7 @@ def test_command_tunes_and_prints(
         ("--op blast --in 8 --out 8 --blocks 9 --rank 3 --tokens 4", "at least blocks = 9, got 8"),
         ("--op blast --in 8 --out 8 --blocks 2 --rank 4 --tokens 0", "at least 1, got 0"),
         ("--layers nope", "layers must match one of dit.qkv"),
-        ("--layers dit.qkv --paths warp", "--paths must be of apart, cublas, "),
+        ("--layers dit.qkv --paths warp", "--paths must be of apart, bmm, cublas, "),
     ],
 )
 def test_command_refuses_mistakes(

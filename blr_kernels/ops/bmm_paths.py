@@ -1,0 +1,133 @@
+"""The path "bmm": BLAST and Monarch of large rank by batched products of PyTorch's library.
+
+Where the two products are bound by arithmetic, nothing is faster at them than cuBLAS. What lies
+between them is done by kernels of ours, on so few tokens at once that the cache holds them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from blr_kernels.ops.cublas_low_rank import activate_
+from blr_kernels.ops.hopper_apart import launch_mix_apart, mix_configs
+from blr_kernels.ops.hopper_launch import unsupported
+from blr_kernels.ops.hopper_mix_many import MOST_BLOCKS
+from blr_kernels.ops.hopper_scratch import TILE_TOKENS
+from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.triton_batched import launch_interleave, launch_mix_blocks
+from blr_kernels.ops.triton_config import smaller_chunks, tokens_per_chunk
+from blr_kernels.ops.triton_product import why_not
+from blr_kernels.reference import Activation
+
+_ENOUGH_TOKENS = 128
+"""Tokens from which the products, not the reading of weights, take most of the time."""
+
+_SMALLEST_CHUNK = 256
+"""Tokens that make a large product's launch worth it."""
+
+_LARGE_RANK = {"blast": 513, "monarch": 256}
+"""Least rank at which the products are bound by arithmetic."""
+
+
+def _bytes_per_token(call: Call) -> int:
+    """Of h, and for Monarch of y before it is interleaved."""
+    columns = call.blocks * call.rank + (call.out_features if call.op == "monarch" else 0)
+    return columns * call.itemsize
+
+
+def _chunks(call: Call) -> list[int]:
+    """Chunks, the likely best first: what lies between the products stays in the cache."""
+    sizes = call.tokens, _bytes_per_token(call), call.device.l2_bytes
+    smaller = smaller_chunks(*sizes, least=_SMALLEST_CHUNK)
+    fits = 2 * call.tokens * _bytes_per_token(call) <= call.device.l2_bytes
+    return [0, *smaller] if fits else [*smaller, 0]
+
+
+def _mixes_on_hopper(call: Call) -> bool:
+    return call.op == "blast" and call.blocks <= MOST_BLOCKS and not unsupported(call)
+
+
+def _candidates(call: Call) -> list[Config]:
+    """Each differs from the first, the default, in one of its parts."""
+    chunks = _chunks(call)
+    if not _mixes_on_hopper(call):
+        return [{"chunk": chunk} for chunk in chunks]
+    mixes = mix_configs(call, chunks[0] or call.tokens)
+    default: Config = {**mixes[0], "chunk": chunks[0]}
+    parts = [*mixes[1:], *({"chunk": chunk} for chunk in chunks[1:])]
+    return [default, *({**default, **part} for part in parts)]
+
+
+def _default_config(call: Call) -> Config:
+    return _candidates(call)[0]
+
+
+def _suits(call: Call) -> bool:
+    return call.tokens >= _ENOUGH_TOKENS and call.rank >= _LARGE_RANK[call.op]
+
+
+def _run_blast(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, coupling, right = factors
+    blocks, rank = call.blocks, call.rank
+    x3 = x.unflatten(1, (blocks, call.p)).permute(1, 2, 0)  # (j, p, t)
+    y3 = out.view(call.tokens, blocks, call.q).transpose(0, 1)  # (i, t, q)
+    # Whole tiles of the mixing; what lies behind the last token is mixed and never read.
+    whole = -(-call.tokens // TILE_TOKENS) * TILE_TOKENS
+    chunk = tokens_per_chunk(whole, _bytes_per_token(call), config["chunk"])
+    hidden = x.new_empty((blocks, rank, chunk))
+    for start in range(0, call.tokens, chunk):
+        stop = min(start + chunk, call.tokens)
+        h, y = hidden[:, :, : stop - start], y3[:, start:stop]
+        torch.bmm(right, x3[:, :, start:stop], out=h)
+        if _mixes_on_hopper(call):
+            launch_mix_apart(call, hidden, coupling, stop - start, config)
+        else:
+            launch_mix_blocks(hidden, coupling, stop - start)
+        if bias is None:
+            torch.bmm(h.mT, left.mT, out=y)
+        else:
+            torch.baddbmm(bias.view(blocks, 1, call.q), h.mT, left.mT, out=y)
+        activate_(y, activation)
+
+
+def _run_monarch(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, right = factors
+    blocks, rank = call.blocks, call.rank
+    x3 = x.unflatten(1, (blocks, call.p)).permute(1, 2, 0)  # (k, p, t)
+    chunk = tokens_per_chunk(call.tokens, _bytes_per_token(call), config["chunk"])
+    hidden = x.new_empty((blocks, rank, chunk))
+    # Row k*r + j*b + l of it is what output block l takes as its k*r/b + j.
+    by_output = hidden.view(rank, blocks, chunk).transpose(0, 1)
+    apart = x.new_empty((blocks, chunk, call.q))
+    for start in range(0, call.tokens, chunk):
+        stop = min(start + chunk, call.tokens)
+        y = apart[:, : stop - start]
+        torch.bmm(right, x3[:, :, start:stop], out=hidden[:, :, : stop - start])
+        torch.bmm(by_output[:, :, : stop - start].mT, left.mT, out=y)
+        launch_interleave(y, bias, activation, out[start:stop])
+
+
+BLAST = Path(
+    "bmm", "blast", why_not, _default_config, _candidates, _run_blast, suits=_suits, library=True
+)
+MONARCH = Path(
+    "bmm", "monarch", why_not, _default_config, _candidates, _run_monarch, suits=_suits,
+    library=True,
+)  # fmt: skip
