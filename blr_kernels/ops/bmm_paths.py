@@ -1,7 +1,8 @@
 """The path "bmm": BLAST and Monarch of large rank by batched products of PyTorch's library.
 
 Where the two products are bound by arithmetic, nothing is faster at them than cuBLAS. What lies
-between them is done by kernels of ours, on so few tokens at once that the cache holds them.
+between and behind them is done by kernels of ours: mixing in the place of what is mixed, and
+interleaving with bias and activation.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _ENOUGH_TOKENS = 128
 _SMALLEST_CHUNK = 256
 """Tokens that make a large product's launch worth it."""
 
-_LARGE_RANK = {"blast": 513, "monarch": 256}
+_LARGE_RANK = {"blast": 513, "monarch": 192}
 """Least rank at which the products are bound by arithmetic."""
 
 
@@ -37,11 +38,9 @@ def _bytes_per_token(call: Call) -> int:
 
 
 def _chunks(call: Call) -> list[int]:
-    """Chunks, the likely best first: what lies between the products stays in the cache."""
+    """Chunks, the likely best first: a larger product gains more than the cache gives."""
     sizes = call.tokens, _bytes_per_token(call), call.device.l2_bytes
-    smaller = smaller_chunks(*sizes, least=_SMALLEST_CHUNK)
-    fits = 2 * call.tokens * _bytes_per_token(call) <= call.device.l2_bytes
-    return [0, *smaller] if fits else [*smaller, 0]
+    return [0, *smaller_chunks(*sizes, least=_SMALLEST_CHUNK)]
 
 
 def _mixes_on_hopper(call: Call) -> bool:

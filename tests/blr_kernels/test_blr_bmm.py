@@ -190,15 +190,15 @@ def test_preferred_at_large_rank(op: str, limits: DeviceLimits) -> None:
     ("op", "tokens", "chunks"),
     [
         ("blast", 512, [0, 256]),
-        ("blast", 4096, [640, 256, 0]),
-        ("blast", 100_000, [640, 256, 0]),
+        ("blast", 4096, [0, 640, 256]),
+        ("blast", 100_000, [0, 640, 256]),
         ("monarch", 512, [0, 256]),
-        ("monarch", 4096, [896, 384, 0]),
+        ("monarch", 4096, [0, 896, 384]),
         ("monarch", 200, [0]),
     ],
 )
-def test_default_stays_in_the_cache(op: str, tokens: int, chunks: list[int]) -> None:
-    """As many tokens at once as fill half of the cache, and never more than the scratch holds."""
+def test_chunks_worth_timing(op: str, tokens: int, chunks: list[int]) -> None:
+    """All that the scratch holds, half or a quarter of the cache."""
     path, call = find_path(op, "bmm"), llama(tokens, op)
     candidates = path.candidates(call)
     assert list(dict.fromkeys(config["chunk"] for config in candidates)) == chunks
@@ -256,4 +256,4 @@ def test_large_on_gpu(structure: Any, n_in: int, n_out: int, tokens: int) -> Non
     x.copy_(x.flip(0))
     graph.replay()
     torch.cuda.synchronize()
-    assert_close(y.flip(0), wanted.cpu().numpy())
+    assert_close(y.flip(0), wanted)
