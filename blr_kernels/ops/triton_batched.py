@@ -15,7 +15,7 @@ from blr_kernels.reference import Activation
 
 _LEAST = 16  # rows and columns of the smallest product on tensor cores
 _MIX_RANKS = 8
-_MIX_TOKENS = 256
+_MIX_TOKENS = 128
 _WARPS = 4
 _TILE = 4096  # outputs of a program that interleaves
 
