@@ -24,6 +24,11 @@ from blr_kernels.reference import Activation
 _ENOUGH_TOKENS = 128
 """Tokens from which the products, not the reading of weights, take most of the time."""
 
+_LARGE_WEIGHTS = {"blast": 32 * 2**20, "monarch": 8 * 2**20}
+"""Least bytes of both factors whose reading takes longer than the launches, from _FEW_TOKENS on."""
+
+_FEW_TOKENS = 5
+
 _SMALLEST_CHUNK = 256
 """Tokens that make a large product's launch worth it."""
 
@@ -63,7 +68,11 @@ def _default_config(call: Call) -> Config:
 
 
 def _suits(call: Call) -> bool:
-    return call.tokens >= _ENOUGH_TOKENS and call.rank >= _LARGE_RANK[call.op]
+    if call.rank < _LARGE_RANK[call.op]:
+        return False
+    weights = call.rank * (call.in_features + call.out_features) * call.itemsize
+    least = _FEW_TOKENS if weights >= _LARGE_WEIGHTS[call.op] else _ENOUGH_TOKENS
+    return call.tokens >= least
 
 
 def _run_blast(
