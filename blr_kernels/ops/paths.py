@@ -160,6 +160,7 @@ _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "low_rank": (
         ("few", "few_paths.FEW_LOW_RANK"),
         ("cublas", "cublas_low_rank.PATH"),
+        ("hopper", "hopper_low_rank.PATH"),
         ("triton", "triton_low_rank.PATH"),
     ),
 }

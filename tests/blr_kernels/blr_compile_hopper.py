@@ -43,6 +43,8 @@ LAYERS: list[tuple[str, Blast, int, int]] = [
 
 MONARCH = {"ViT qkv": (768, 2304), "ViT fc1": (768, 3072), "ViT fc2": (3072, 768)}
 
+LOW_RANK = [(768, 2304, 128), (3072, 768, 128), (1152, 3456, 384), (264, 192, 40)]
+
 COUNTED = {
     "hopper_mix_kernel": hopper_blast_config.mix_bytes,
     "hopper_product_kernel": hopper_blast_config.product_bytes,
@@ -91,6 +93,12 @@ def monarch_call(layer: str, tokens: int) -> Call:
     return Call("monarch", tokens, *MONARCH[layer], 4, 128, torch.bfloat16, device)
 
 
+def low_rank_call(sizes: tuple[int, int, int], tokens: int) -> Call:
+    n_in, n_out, rank = sizes
+    device = limits(90, "NVIDIA H200")
+    return Call("low_rank", tokens, n_in, n_out, 1, rank, torch.bfloat16, device)
+
+
 def compile_call(
     path: Path, call: Call, config: Config, activation: Any = None, *, unaligned: str = ""
 ) -> tuple[list[tuple[str, Any]], int]:
@@ -113,9 +121,12 @@ def compile_call(
 
     b, r = call.blocks, call.rank
     x = empty("x", call.tokens, call.in_features)
+    shapes: dict[str, tuple[int, ...]]
     shapes = {"left": (b, call.q, r), "coupling": (b, b, r), "right": (b, r, call.p)}
-    if call.op == "monarch":
+    if call.op != "blast":
         del shapes["coupling"]
+    if call.op == "low_rank":
+        shapes = {"left": (call.q, r), "right": (r, call.p)}
     factors = tuple(empty(name, *shape) for name, shape in shapes.items())
     bias = empty("bias", call.out_features)
     out = empty("out", call.tokens, call.out_features)
@@ -146,6 +157,8 @@ def path_of(kind: str) -> Path:
     """The path whose launches are compiled."""
     if kind.startswith("apart "):
         return find_path("blast", "apart")
+    if kind.startswith("low rank "):
+        return find_path("low_rank", "hopper")
     return find_path("monarch" if kind.startswith("monarch ") else "blast", "hopper")
 
 
@@ -186,6 +199,20 @@ def jobs_of(kind: str) -> Iterator[tuple[Call, Config, str | None, str]]:
             yield call, path.default_config(call), None, operand
         call = call_of(LAYERS[4], 16_384, half)
         yield call, path.default_config(call), None, "x"
+    elif kind in ("low rank default", "low rank candidates"):
+        for sizes in LOW_RANK:
+            # At the last the scratch holds exactly the intermediate, then one token less.
+            for tokens in (197, 6304, 2**26 // (2 * sizes[2]), 2**26 // (2 * sizes[2]) + 1):
+                call = low_rank_call(sizes, tokens)
+                found = (
+                    path.candidates(call) if "candidates" in kind else [path.default_config(call)]
+                )
+                for config in found:
+                    yield call, config, "gelu" if "candidates" in kind else None, ""
+    elif kind == "low rank unaligned":
+        for operand in ("x", "left", "right", "bias"):
+            call = low_rank_call(LOW_RANK[0], 1000)
+            yield call, path.default_config(call), None, operand
     elif kind in ("monarch default", "monarch candidates"):
         only_default = kind == "monarch default"
         for layer in MONARCH:

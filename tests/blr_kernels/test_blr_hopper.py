@@ -94,6 +94,7 @@ APART_KERNELS = {
     "mix_many_kernel",
     "hopper_product_kernel",
 }
+LOW_RANK_KERNELS = {"hopper_first_kernel", "hopper_product_kernel"}
 MONARCH_KERNELS = {"hopper_first_kernel", "hopper_monarch_second_kernel"}
 
 
@@ -223,6 +224,18 @@ def test_monarch_compiles(compiler: Callable[[str], list[dict[str, Any]]], kind:
         assert told == []
     # SiLU, of the activations, spills up to ten registers of the widest slabs.
     assert not [entry for entry in told if int(entry[1].split()[0]) > 48]
+
+
+@pytest.mark.parametrize(
+    "kind", ["default", "unaligned", pytest.param("candidates", marks=pytest.mark.slow)]
+)
+def test_low_rank_compiles(compiler: Callable[[str], list[dict[str, Any]]], kind: str) -> None:
+    rows = compiler(f"low rank {kind}")
+    assert len(rows) >= (8 if kind == "unaligned" else 32)
+    assert_compiled_well(rows, LOW_RANK_KERNELS)
+    assert over_scratch(rows) == []
+    if kind == "default":
+        assert spills(rows) == []
 
 
 @pytest.mark.parametrize("operand", ["x", "left", "right", "bias"])
@@ -1115,3 +1128,62 @@ def test_monarch_layers_in_a_row() -> None:
         for mine in own:
             mine.fill_(torch.nan)
         assert torch.equal(y, right[1])
+
+
+@on_hopper
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 63, 65, 197, 1000, 6304])
+@pytest.mark.parametrize(
+    ("n_in", "n_out", "rank"),
+    [(768, 2304, 128), (3072, 768, 128), (1152, 3456, 384), (264, 192, 40)],
+    ids=str,
+)
+@pytest.mark.usefixtures("nan_memory")
+def test_low_rank(n_in: int, n_out: int, rank: int, tokens: int, dtype: torch.dtype) -> None:
+    """Every candidate against float64, its bits again, and a NaN that stays in its token."""
+    x = torch.randn(tokens, n_in, device="cuda").to(dtype)
+    left = torch.randn(n_out, rank, device="cuda").to(dtype)
+    right = (torch.randn(rank, n_in, device="cuda") * (rank * n_in) ** -0.5).to(dtype)
+    bias = torch.randn(n_out, device="cuda").to(dtype)
+    y = x.double() @ (left.double() @ right.double()).T + bias.double()
+    spoilt = x.clone()
+    spoilt[tokens // 2] = torch.nan
+    others = torch.arange(tokens, device="cuda") != tokens // 2
+    call = Call("low_rank", tokens, n_in, n_out, 1, rank, dtype, H200)
+    for config in find_path("low_rank", "hopper").candidates(call):
+        run = partial(run_path, "hopper", "low_rank", factors=(left, right), config=config)
+        found = run(x, bias=bias)
+        assert_close(found, y)
+        assert torch.equal(found, run(x, bias=bias))
+        assert_close(run(x, bias=bias, activation="gelu"), torch.nn.functional.gelu(y))
+        broken = run(spoilt, bias=bias)
+        assert broken[tokens // 2].isnan().all()
+        assert torch.equal(broken[others], found[others])
+
+
+@on_hopper
+def test_low_rank_in_chunks_and_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks whose kernels overlap, an output that is the next input, in a CUDA graph too."""
+    monkeypatch.setattr("blr_kernels.ops.hopper_scratch.SCRATCH_BYTES", 640 * 128 * 2)
+    x = torch.randn(2000, 768, device="cuda").bfloat16()
+    left = torch.randn(768, 128, device="cuda").bfloat16()
+    right = (torch.randn(128, 768, device="cuda") * (128 * 768) ** -0.5).bfloat16()
+    run = partial(run_path, "hopper", "low_rank", factors=(left, right), activation="silu")
+    right_ones = [x]
+    for _ in range(4):
+        right_ones.append(run(right_ones[-1]))
+        torch.cuda.synchronize()
+    y = right_ones[0].double() @ (left.double() @ right.double()).T
+    assert_close(right_ones[1], torch.nn.functional.silu(y))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x
+        for _ in range(4):
+            y = run(y)
+    for _ in range(10):
+        graph.replay()
+        assert torch.equal(y, right_ones[-1])
+        z = x
+        for _ in range(4):
+            z = run(z)
+        assert torch.equal(z, right_ones[-1])
