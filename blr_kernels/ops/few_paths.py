@@ -1,6 +1,6 @@
 """The paths "few" (1 to 4 tokens) and "small" (5 to about 1,024), and their launch sizes.
 
-A layer of Monarch alone has other paths; both take several at once.
+Both take several layers of the same input at once too.
 """
 
 from __future__ import annotations
@@ -245,7 +245,13 @@ def run_few(
     )
 
 
-def _run_few_blast(
+def _alone(factors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor | None, Tensor]:
+    """A layer's factors as those of a group: left, coupling or None, right."""
+    left, *couplings, right = (factor[None] for factor in factors)
+    return left, couplings[0] if couplings else None, right
+
+
+def _run_few_blocks(
     call: Call,
     x: Tensor,
     factors: tuple[Tensor, ...],
@@ -254,10 +260,8 @@ def _run_few_blast(
     out: Tensor,
     config: Config,
 ) -> None:
-    left, coupling, right = factors
     by_group = None if bias is None else bias[None]
-    stacked = left[None], coupling[None], right[None]
-    run_few(call, x, stacked, by_group, activation, out[None], config)
+    run_few(call, x, _alone(factors), by_group, activation, out[None], config)
 
 
 def _run_few_low_rank(
@@ -417,7 +421,7 @@ def small_candidates(call: Call) -> list[dict[str, int]]:
 
     def variants() -> Iterator[dict[str, int]]:
         yield {}
-        if call.blocks <= 4 and call.rank <= 256:
+        if call.op == "blast" and call.blocks <= 4 and call.rank <= 256:
             other = _small_sizes(call, 1, not mixing)
             if mixing:
                 yield other
@@ -427,11 +431,11 @@ def small_candidates(call: Call) -> list[dict[str, int]]:
         if not mixing:
             for rows, tokens in ((16, 16), (32, 16), (32, 32), (64, 32), (64, 64)):
                 if tokens <= tile_of(call.tokens, 64) and (rows > 16 or call.tokens <= _ROW_TOKENS):
-                    per_stage = (rows + tokens) * default["mix_inner"] * default["mix_unroll"]
-                    per_stage *= call.itemsize
+                    per_stage = (rows + tokens) * default["mix_inner"] * call.itemsize
+                    per_stage *= max(1, default["mix_unroll"])
                     stages = _stages(per_stage, call.device.shared_bytes, default["mix_stages"])
                     yield {"mix_rows": rows, "mix_tokens": tokens, "mix_stages": stages}
-            if call.tokens <= _ROW_TOKENS:
+            if call.op == "blast" and call.tokens <= _ROW_TOKENS:
                 for outputs in (-(-default["mix_outputs"] // 3), 3 * default["mix_outputs"]):
                     if outputs <= min(call.blocks, 9):
                         yield {"mix_outputs": outputs}
@@ -528,7 +532,7 @@ def run_small(
         )
 
 
-def _run_small_blast(
+def _run_small_blocks(
     call: Call,
     x: Tensor,
     factors: tuple[Tensor, ...],
@@ -537,10 +541,8 @@ def _run_small_blast(
     out: Tensor,
     config: Config,
 ) -> None:
-    left, coupling, right = factors
     by_group = None if bias is None else bias[None]
-    stacked = left[None], coupling[None], right[None]
-    run_small(call, x, stacked, by_group, activation, out[None], config)
+    run_small(call, x, _alone(factors), by_group, activation, out[None], config)
 
 
 def _suits_few_low_rank(call: Call) -> bool:
@@ -550,7 +552,10 @@ def _suits_few_low_rank(call: Call) -> bool:
 
 
 FEW_BLAST = Path(
-    "few", "blast", why_not_few, few_config, few_candidates, _run_few_blast, separable=True
+    "few", "blast", why_not_few, few_config, few_candidates, _run_few_blocks, separable=True
+)
+FEW_MONARCH = Path(
+    "few", "monarch", why_not_few, few_config, few_candidates, _run_few_blocks, separable=True
 )
 FEW_LOW_RANK = Path(
     "few",
@@ -568,6 +573,15 @@ SMALL_BLAST = Path(
     why_not_small,
     small_config,
     small_candidates,
-    _run_small_blast,
+    _run_small_blocks,
     suits=lambda call: call.tokens <= SMALL_TOKENS // 2,
+)
+SMALL_MONARCH = Path(
+    "small",
+    "monarch",
+    why_not_small,
+    small_config,
+    small_candidates,
+    _run_small_blocks,
+    suits=lambda call: call.tokens <= _ROW_TOKENS,
 )

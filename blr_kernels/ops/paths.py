@@ -153,9 +153,11 @@ _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "monarch": (
         ("bmm", "bmm_paths.MONARCH"),
         ("hopper", "hopper_monarch.PATH"),
+        ("few", "few_paths.FEW_MONARCH"),
         ("fused", "triton_monarch_fused.PATH"),
         ("two", "triton_monarch_two.PATH"),
         ("triton", "triton_monarch.PATH"),
+        ("small", "few_paths.SMALL_MONARCH"),
     ),
     "low_rank": (
         ("few", "few_paths.FEW_LOW_RANK"),

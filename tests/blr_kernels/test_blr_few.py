@@ -16,7 +16,7 @@ import torch
 from blr_expected import assert_close, dense, expected, factors_for
 from torch import Tensor
 
-from blr_kernels import Blast, LowRank, Structure
+from blr_kernels import Blast, LowRank, Monarch, Structure
 from blr_kernels.ops.few_paths import few_config, small_config
 from blr_kernels.ops.paths import Call, DeviceLimits, find_path, paths, run_path
 
@@ -28,6 +28,8 @@ SHAPES: list[tuple[int, int, int, int]] = [
     (9, 16, 20, 24),
     (16, 5, 6, 20),
 ]
+# The same, with ranks that the blocks divide.
+MONARCH_SHAPES = [(2, 128, 40, 32), (3, 7, 11, 9), (4, 16, 20, 24), (16, 5, 6, 32)]
 TOKENS = [1, 2, 3, 4, 5, 16, 17, 33]
 FEW = 4
 H200 = DeviceLimits("test", (9, 0), 227 * 1024, 132)
@@ -71,6 +73,40 @@ def test_matches_dense(shape: tuple[int, int, int, int], tokens: int, device: to
         for used, activation in ((bias, "gelu"), (None, None)):
             y = run_path(name, "blast", x, in_order(factors), used, activation)
             assert_close(y, expected(x, weight, used, activation))
+
+
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("shape", MONARCH_SHAPES, ids=str)
+@pytest.mark.usefixtures("nan_memory")
+def test_monarch_matches_dense(
+    shape: tuple[int, int, int, int], tokens: int, device: torch.device
+) -> None:
+    b, p, q, r = shape
+    structure = Monarch(b, r)
+    x, factors, bias = draw(structure, b * p, b * q, tokens, torch.float32, device)
+    weight = dense(structure, factors)
+    for name in paths_for(tokens):
+        for used, activation in ((bias, "gelu"), (None, None)):
+            y = run_path(name, "monarch", x, in_order(factors), used, activation)
+            assert_close(y, expected(x, weight, used, activation))
+
+
+@pytest.mark.parametrize("tokens", [2, 7, 70])
+def test_every_candidate_of_monarch_gives_the_same(tokens: int, device: torch.device) -> None:
+    """The rank and p need several pieces of a row."""
+    structure = Monarch(2, 66)
+    x, factors, bias = draw(structure, 140, 40, tokens, torch.float32, device)
+    wanted = expected(x, dense(structure, factors), bias)
+    limits = DeviceLimits("test", (8, 0), 99 * 1024, 100)
+    call = Call("monarch", tokens, 140, 40, 2, 66, torch.float32, limits)
+    for name in paths_for(tokens):
+        path = find_path("monarch", name)
+        configs = path.candidates(call)
+        assert configs[0] == path.default_config(call)
+        assert 1 < len(configs) <= 12
+        for config in configs:
+            y = run_path(name, "monarch", x, in_order(factors), bias, config=config)
+            assert_close(y, wanted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
