@@ -50,8 +50,14 @@ def _shapes(case: Case) -> list[tuple[int, ...]]:
     return list(case.structure.parameter_shapes(case.in_features, case.out_features).values())
 
 
-def draw(case: Case, device: torch.device, dtype: torch.dtype) -> Operands:
-    """One set of random operands; the dense weight has the variance of ``nn.Linear``'s default."""
+def draw(case: Case, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Operands:
+    """One set of random operands; the dense weight has the variance of ``nn.Linear``'s default.
+
+    Args:
+        case, device, dtype: of the call.
+        seed: of the set, so that another run measures the same errors.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
     shapes = _shapes(case)
     terms = 1
     if case.structure is not None:
@@ -63,10 +69,12 @@ def draw(case: Case, device: torch.device, dtype: torch.dtype) -> Operands:
     def empty(*shape: int) -> Tensor:
         return torch.empty(shape, device=device, dtype=dtype)
 
-    stacked = tuple(empty(case.copies, *shape).normal_(std=std) for shape in shapes)
-    bias = empty(case.copies, case.out_features).uniform_(-bound, bound)
+    stacked = tuple(
+        empty(case.copies, *shape).normal_(std=std, generator=generator) for shape in shapes
+    )
+    bias = empty(case.copies, case.out_features).uniform_(-bound, bound, generator=generator)
     return Operands(
-        x=empty(case.tokens, case.in_features).normal_(),
+        x=empty(case.tokens, case.in_features).normal_(generator=generator),
         factors=tuple(zip(*(factor.unbind() for factor in stacked), strict=True)),
         biases=bias.unbind(),
         stacked=stacked,

@@ -158,7 +158,8 @@ def measure_case(
     wanted = set(impls)
     cost = case.cost(dtype.itemsize)
     limits = ceilings(device_name(device))
-    sets = [draw(case, device, dtype) for _ in range(set_count(cost.bytes) if replays else 1)]
+    count = set_count(cost.bytes) if replays else 1
+    sets = [draw(case, device, dtype, seed) for seed in range(count)]
     right = expected(case, sets[0])
     refs: list[Row] = []
     for variant in variants(case, sets[0], compiled=compiled, ref=ref):

@@ -179,6 +179,18 @@ def test_a_failing_variant_is_a_row_and_the_run_goes_on(monkeypatch: pytest.Monk
     ]
 
 
+def test_draws_repeat() -> None:
+    """A seed's set is the same in the next run, and another seed's is not."""
+    case = Case("x", Blast(2, 4), 6, 8, 3)
+    first, again, other = (draw(case, CPU, torch.float32, seed) for seed in (3, 3, 4))
+    assert torch.equal(first.x, again.x)
+    assert all(
+        map(torch.equal, (*first.stacked, first.stacked_bias), (*again.stacked, again.stacked_bias))
+    )
+    assert not torch.equal(first.x, other.x)
+    assert not torch.equal(first.stacked[0], other.stacked[0])
+
+
 def test_int8_reads_what_the_quantiser_makes() -> None:
     case = Case("tiny", Blast(3, 32), 96, 144, 5, copies=2)
     operands = draw(case, CPU, torch.bfloat16)
