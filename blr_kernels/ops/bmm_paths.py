@@ -10,14 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from blr_kernels.ops.cublas_low_rank import activate_
 from blr_kernels.ops.hopper_apart import launch_mix_apart, mix_configs
 from blr_kernels.ops.hopper_launch import unsupported
 from blr_kernels.ops.hopper_mix_many import MOST_BLOCKS
 from blr_kernels.ops.hopper_scratch import TILE_TOKENS
 from blr_kernels.ops.paths import Call, Config, Path
-from blr_kernels.ops.triton_batched import launch_interleave, launch_mix_blocks
-from blr_kernels.ops.triton_config import smaller_chunks, tokens_per_chunk
+from blr_kernels.ops.triton_batched import (
+    MOST_MIXED_BLOCKS,
+    launch_interleave,
+    launch_mix_blocks,
+)
+from blr_kernels.ops.triton_config import SCRATCH_BYTES, smaller_chunks, tokens_per_chunk
 from blr_kernels.ops.triton_product import why_not
 from blr_kernels.reference import Activation
 
@@ -48,8 +51,33 @@ def _chunks(call: Call) -> list[int]:
     return [0, *smaller_chunks(*sizes, least=_SMALLEST_CHUNK)]
 
 
+def _fits_tiles(call: Call) -> bool:
+    return TILE_TOKENS * _bytes_per_token(call) <= SCRATCH_BYTES
+
+
 def _mixes_on_hopper(call: Call) -> bool:
-    return call.op == "blast" and call.blocks <= MOST_BLOCKS and not unsupported(call)
+    if call.op != "blast" or call.blocks > MOST_BLOCKS or not _fits_tiles(call):
+        return False
+    return not unsupported(call)
+
+
+def _chunk_and_row(call: Call, limit: int) -> tuple[int, int]:
+    """Tokens walked at once and the length of a row of h that holds them.
+
+    A row is whole tiles, as Hopper's mixing takes them and so that the next row begins where
+    cuBLAS reads fastest, whatever the number of tokens. What lies behind the last token is never
+    read, except by that mixing.
+
+    Args:
+        call: the call.
+        limit: most tokens, 0 for no other limit than the scratch.
+    """
+    tile = TILE_TOKENS if _fits_tiles(call) else 1
+    most = max(1, SCRATCH_BYTES // _bytes_per_token(call) // tile * tile)
+    if limit:
+        most = min(most, limit)
+    chunk = tokens_per_chunk(call.tokens, _bytes_per_token(call), most)
+    return chunk, -(-chunk // tile) * tile
 
 
 def _candidates(call: Call) -> list[Config]:
@@ -88,10 +116,8 @@ def _run_blast(
     blocks, rank = call.blocks, call.rank
     x3 = x.unflatten(1, (blocks, call.p)).permute(1, 2, 0)  # (j, p, t)
     y3 = out.view(call.tokens, blocks, call.q).transpose(0, 1)  # (i, t, q)
-    # Whole tiles of the mixing; what lies behind the last token is mixed and never read.
-    whole = -(-call.tokens // TILE_TOKENS) * TILE_TOKENS
-    chunk = tokens_per_chunk(whole, _bytes_per_token(call), config["chunk"])
-    hidden = x.new_empty((blocks, rank, chunk))
+    chunk, row = _chunk_and_row(call, config["chunk"])
+    hidden = x.new_empty((blocks, rank, row))
     for start in range(0, call.tokens, chunk):
         stop = min(start + chunk, call.tokens)
         h, y = hidden[:, :, : stop - start], y3[:, start:stop]
@@ -100,11 +126,15 @@ def _run_blast(
             launch_mix_apart(call, hidden, coupling, stop - start, config)
         else:
             launch_mix_blocks(hidden, coupling, stop - start)
-        if bias is None:
-            torch.bmm(h.mT, left.mT, out=y)
-        else:
+        # PyTorch writes a bias into y before the product adds to it: as many bytes as one pass
+        # over y takes, which with an activation is made anyway.
+        if bias is not None and activation is None:
             torch.baddbmm(bias.view(blocks, 1, call.q), h.mT, left.mT, out=y)
-        activate_(y, activation)
+            continue
+        torch.bmm(h.mT, left.mT, out=y)
+        if activation is not None:
+            rows = out[start:stop]
+            launch_interleave(rows[None], bias, activation, rows)
 
 
 def _run_monarch(
@@ -119,10 +149,10 @@ def _run_monarch(
     left, right = factors
     blocks, rank = call.blocks, call.rank
     x3 = x.unflatten(1, (blocks, call.p)).permute(1, 2, 0)  # (k, p, t)
-    chunk = tokens_per_chunk(call.tokens, _bytes_per_token(call), config["chunk"])
-    hidden = x.new_empty((blocks, rank, chunk))
+    chunk, row = _chunk_and_row(call, config["chunk"])
+    hidden = x.new_empty((blocks, rank, row))
     # Row k*r + j*b + l of it is what output block l takes as its k*r/b + j.
-    by_output = hidden.view(rank, blocks, chunk).transpose(0, 1)
+    by_output = hidden.view(rank, blocks, row).transpose(0, 1)
     apart = x.new_empty((blocks, chunk, call.q))
     for start in range(0, call.tokens, chunk):
         stop = min(start + chunk, call.tokens)
@@ -132,9 +162,18 @@ def _run_monarch(
         launch_interleave(y, bias, activation, out[start:stop])
 
 
+def _why_not_blast(call: Call) -> str:
+    if reason := why_not(call):
+        return reason
+    if call.blocks > MOST_MIXED_BLOCKS:
+        return f"it takes up to {MOST_MIXED_BLOCKS} blocks, got {call.blocks}"
+    return ""
+
+
 BLAST = Path(
-    "bmm", "blast", why_not, _default_config, _candidates, _run_blast, suits=_suits, library=True
-)
+    "bmm", "blast", _why_not_blast, _default_config, _candidates, _run_blast, suits=_suits,
+    library=True,
+)  # fmt: skip
 MONARCH = Path(
     "bmm", "monarch", why_not, _default_config, _candidates, _run_monarch, suits=_suits,
     library=True,

@@ -13,9 +13,13 @@ from blr_kernels.ops.triton_config import power_of_two
 from blr_kernels.ops.triton_product import activate, dot, input_precision, must_widen
 from blr_kernels.reference import Activation
 
+MOST_MIXED_BLOCKS = 64
+"""Blocks that ``launch_mix_blocks`` takes; scales of more would not stay in registers."""
+
 _LEAST = 16  # rows and columns of the smallest product on tensor cores
 _MIX_RANKS = 8
 _MIX_TOKENS = 128
+_MIX_BYTES = 4096  # of h for one rank, which registers hold beside its scales
 _WARPS = 4
 _TILE = 4096  # outputs of a program that interleaves
 
@@ -60,12 +64,15 @@ def launch_mix_blocks(h: Tensor, coupling: Tensor, tokens: int) -> None:
     """Launches ``mix_blocks_kernel`` once.
 
     Args:
-        h: ``(b, r, h_block)``, contiguous; the first ``tokens`` of each row become z.
+        h: ``(b, r, h_block)``, contiguous, at most ``MOST_MIXED_BLOCKS``; the first ``tokens`` of
+            each row become z.
         coupling: ``(b, b, r)``, contiguous.
         tokens: at most ``h_block``.
     """
     blocks, rank, h_block = h.shape
-    columns = max(_LEAST, min(_MIX_TOKENS, power_of_two(tokens)))
+    padded = max(_LEAST, power_of_two(blocks))
+    most = min(_MIX_TOKENS, _MIX_BYTES // (padded * h.element_size()))
+    columns = max(_LEAST, min(most, power_of_two(tokens)))
     mix_blocks_kernel[(triton.cdiv(tokens, columns), triton.cdiv(rank, _MIX_RANKS))](
         h,
         coupling,
@@ -73,7 +80,7 @@ def launch_mix_blocks(h: Tensor, coupling: Tensor, tokens: int) -> None:
         h_block,
         BLOCKS=blocks,
         RANK=rank,
-        PADDED=max(_LEAST, power_of_two(blocks)),
+        PADDED=padded,
         INPUT_PRECISION=input_precision(h.dtype),
         WIDEN=must_widen(h),
         BLOCK_R=_MIX_RANKS,
@@ -132,7 +139,7 @@ def launch_interleave(
         y: ``(b, tokens, q)``, of which only the blocks may lie apart.
         bias: ``(b*q)``, contiguous, or None.
         activation: after the bias.
-        out: written; ``(tokens, b*q)``, contiguous.
+        out: written; ``(tokens, b*q)``, contiguous. Of one block it may be y itself.
     """
     blocks, tokens, columns = y.shape
     padded = power_of_two(blocks)

@@ -17,6 +17,8 @@ from blr_kernels.ops.triton_config import SCRATCH_BYTES
 
 pytest.importorskip("triton")
 
+from blr_kernels.ops import bmm_paths
+
 H200 = DeviceLimits("NVIDIA H200", (9, 0), 227 * 1024, 132, 60 * 2**20)
 A100 = DeviceLimits("an A100", (8, 0), 163 * 1024, 108, 40 * 2**20)
 # Interpreted kernels cut bfloat16 off instead of rounding it.
@@ -31,6 +33,7 @@ SIZES: list[tuple[int, Structure, int, int]] = [
     (70, Blast(16, 20), 6, 9),
     (9, Blast(31, 5), 3, 2),
     (33, Blast(32, 7), 2, 3),
+    (20, Blast(64, 9), 2, 3),
     (300, Blast(3, 9), 2, 3),
     (1, Monarch(4, 16), 5, 7),
     (17, Monarch(8, 16), 3, 2),
@@ -109,8 +112,15 @@ def test_operands_anywhere(size: tuple[int, Structure, int, int], device: torch.
     wide = torch.randn(2 * tokens, columns + 3, device=device)
     wide[::2, 1 : columns + 1] = problem.x
     problem.check(problem.run(wide[::2, 1 : columns + 1]))
-    problem.factors = tuple(f.mT.contiguous().mT for f in problem.factors)
+    whole = problem.run()
+    assert torch.equal(problem.run(), whole)
+    factors = problem.factors
+    problem.factors = tuple(f.mT.contiguous().mT for f in factors)
     problem.check(problem.run())
+    problem.factors = tuple(
+        torch.cat([f.new_zeros(1), f.flatten()])[1:].view(f.shape) for f in factors
+    )
+    problem.check(problem.run(None, problem.bias, "silu"), problem.bias, "silu")
 
 
 @both
@@ -126,7 +136,9 @@ def test_chunks(
     per_token = problem.call.blocks * problem.call.rank
     if problem.op == "monarch":
         per_token += problem.call.out_features
-    monkeypatch.setattr("blr_kernels.ops.triton_config.SCRATCH_BYTES", 128 * per_token * 4)
+    for module in ("triton_config", "bmm_paths"):
+        name = f"blr_kernels.ops.{module}.SCRATCH_BYTES"
+        monkeypatch.setattr(name, 128 * per_token * 4)
     made: list[int] = []
     new_empty = Tensor.new_empty
 
@@ -206,6 +218,39 @@ def test_chunks_worth_timing(op: str, tokens: int, chunks: list[int]) -> None:
     assert path.default_config(call) == candidates[0]
 
 
+@pytest.mark.parametrize("limits", [H200, A100], ids=lambda limits: limits.name)
+@pytest.mark.parametrize("op", ["blast", "monarch"])
+@pytest.mark.parametrize("rank", [1024, 8192, 10_016, 33_024])
+def test_rows_of_h_are_whole_tiles_within_the_scratch(
+    op: str, rank: int, limits: DeviceLimits
+) -> None:
+    """32 blocks of rank 10,016 leave room for 104 tokens, those of 33,024 for less than a tile."""
+    for tokens in (1, 63, 65, 777, 4096, 70_001):
+        call = llama(tokens, op, limits, blocks=32, rank=rank)
+        per_token = 32 * rank * 2 + (call.out_features * 2 if op == "monarch" else 0)
+        for limit in (0, 1, 100, 256, 10**6):
+            chunk, row = bmm_paths._chunk_and_row(call, limit)
+            assert 1 <= chunk <= min(tokens, limit or tokens, row)
+            assert row * per_token <= SCRATCH_BYTES
+            tile = 64 if 64 * per_token <= SCRATCH_BYTES else 1
+            assert row % tile == 0
+            assert row - chunk < tile
+        on_tiles = op == "blast" and limits is H200 and rank < 16_384
+        assert bmm_paths._mixes_on_hopper(call) is on_tiles
+
+
+def test_blocks_that_it_takes() -> None:
+    """Mixing holds the scales between all blocks in registers."""
+    path = find_path("blast", "bmm")
+    for limits in (H200, A100):
+        for blocks, reason in ((64, ""), (65, "it takes up to 64 blocks, got 65")):
+            call = llama(512, "blast", limits, in_features=65 * 64, out_features=65 * 64)
+            call = replace(call, blocks=blocks, device=replace(limits, name="untuned"))
+            assert path.why_not(call) == reason
+            assert (choose(call).path.name == "bmm") is (reason == "")
+    assert find_path("monarch", "bmm").why_not(llama(512, "monarch", blocks=128)) == ""
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("structure", "n_in", "n_out", "tokens"),
@@ -251,6 +296,8 @@ def test_large_on_gpu(structure: Any, n_in: int, n_out: int, tokens: int) -> Non
         error = (out.double() - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
         assert error < 4e-3
         assert torch.equal(out, again)
+    y = run_path("bmm", op, x, halves, bias, "silu")
+    assert_close(y, torch.nn.functional.silu(wanted), slack=1.5)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y = run_path("bmm", op, x, halves, bias)
