@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from blr_kernels.ops.hopper_apart import launch_mix_apart, mix_configs
+from blr_kernels.ops.hopper_blast import unsupported_blast
 from blr_kernels.ops.hopper_launch import unsupported
 from blr_kernels.ops.hopper_mix_many import MOST_BLOCKS
 from blr_kernels.ops.hopper_scratch import TILE_TOKENS
@@ -28,15 +29,19 @@ _ENOUGH_TOKENS = 128
 """Tokens from which the products, not the reading of weights, take most of the time."""
 
 _LARGE_WEIGHTS = {"blast": 32 * 2**20, "monarch": 8 * 2**20}
-"""Least bytes of both factors whose reading takes longer than the launches, from _FEW_TOKENS on."""
+"""Bytes of both factors from which reading them outlasts the launches: few tokens are enough."""
 
 _FEW_TOKENS = 5
+"""Up to 4 are better read by programs that each take a part of the weights."""
 
 _SMALLEST_CHUNK = 256
 """Tokens that make a large product's launch worth it."""
 
 _LARGE_RANK = {"blast": 513, "monarch": 192}
-"""Least rank at which the products are bound by arithmetic."""
+"""From here on it was faster than our kernels in assets/benchmarks/h200-layers.json."""
+
+_WIDE_INPUTS = 256
+"""Columns of an input block below which Hopper's kernels for BLAST were faster there."""
 
 
 def _bytes_per_token(call: Call) -> int:
@@ -85,7 +90,7 @@ def _candidates(call: Call) -> list[Config]:
     chunks = _chunks(call)
     if not _mixes_on_hopper(call):
         return [{"chunk": chunk} for chunk in chunks]
-    mixes = mix_configs(call, chunks[0] or call.tokens)
+    mixes = mix_configs(call, _chunk_and_row(call, chunks[0])[0])
     default: Config = {**mixes[0], "chunk": chunks[0]}
     parts = [*mixes[1:], *({"chunk": chunk} for chunk in chunks[1:])]
     return [default, *({**default, **part} for part in parts)]
@@ -97,6 +102,8 @@ def _default_config(call: Call) -> Config:
 
 def _suits(call: Call) -> bool:
     if call.rank < _LARGE_RANK[call.op]:
+        return False
+    if call.op == "blast" and call.p < _WIDE_INPUTS and not unsupported_blast(call):
         return False
     weights = call.rank * (call.in_features + call.out_features) * call.itemsize
     least = _FEW_TOKENS if weights >= _LARGE_WEIGHTS[call.op] else _ENOUGH_TOKENS

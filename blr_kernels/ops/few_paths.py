@@ -583,5 +583,4 @@ SMALL_MONARCH = Path(
     small_config,
     small_candidates,
     _run_small_blocks,
-    suits=lambda call: call.tokens <= _ROW_TOKENS,
 )

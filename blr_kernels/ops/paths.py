@@ -117,7 +117,7 @@ class Path:
         op: the op it computes.
         why_not: the reason why it cannot take a call, "" if it can.
         default_config: launch sizes that are safe wherever ``why_not`` is ""; the same keys for
-            every call, so that a tuned config with others is known to be stale.
+            every number of tokens, so that a tuned config with others is known to be stale.
         candidates: launch sizes worth timing, the default among them.
         run: computes ``x (tokens, in)``, factors in the op's order, ``bias (out)`` or None,
             activation -> ``out (tokens, out)``, contiguous, written whole. x has a contiguous last
@@ -153,10 +153,10 @@ _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "monarch": (
         ("bmm", "bmm_paths.MONARCH"),
         ("hopper", "hopper_monarch.PATH"),
-        ("few", "few_paths.FEW_MONARCH"),
         ("fused", "triton_monarch_fused.PATH"),
         ("two", "triton_monarch_two.PATH"),
         ("triton", "triton_monarch.PATH"),
+        ("few", "few_paths.FEW_MONARCH"),
         ("small", "few_paths.SMALL_MONARCH"),
     ),
     "low_rank": (

@@ -143,7 +143,7 @@ def launch_interleave(
     """
     blocks, tokens, columns = y.shape
     padded = power_of_two(blocks)
-    # A row of so many is 128 bytes of halves, for each block.
+    # 64 halves fill a cache line of each block's row.
     width = min(64, power_of_two(columns), _TILE // padded)
     rows = max(1, _TILE // (padded * width))
     interleave_kernel[(triton.cdiv(tokens, rows) * triton.cdiv(columns, width),)](

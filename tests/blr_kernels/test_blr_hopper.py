@@ -502,9 +502,28 @@ def monarch_call(tokens: int, n_in: int, n_out: int, dtype: torch.dtype = torch.
     return Call("monarch", tokens, n_in, n_out, 4, 128, dtype, H200)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "n_in", "rank", "keeps"),
+    [
+        (6304, 3072, 128, True),
+        (6304, 768, 128, False),  # x leaves half of the cache to others
+        (197, 3072, 128, False),
+        (6304, 3072, 1280, False),  # h would take more than a quarter
+    ],
+)
+def test_what_stays_in_the_cache(tokens: int, n_in: int, rank: int, keeps: bool) -> None:
+    """h, where x would drive it out."""
+    from blr_kernels.ops.hopper_first import _keeps
+
+    call = replace(monarch_call(tokens, n_in, 768), device=replace(H200, l2_bytes=60 * 2**20))
+    x = torch.empty(tokens, n_in, dtype=torch.bfloat16, device="meta")
+    h = torch.empty(1, rank, tokens, dtype=torch.bfloat16, device="meta")
+    assert _keeps(call, x, h) is keeps
+
+
 def test_monarch_is_preferred() -> None:
     """No size of ViT is known where another path is faster."""
-    names = ["bmm", "hopper", "few", "fused", "two", "triton", "small"]
+    names = ["bmm", "hopper", "fused", "two", "triton", "few", "small"]
     assert [path.name for path in paths("monarch")] == names
     for n_in, n_out in ((768, 2304), (768, 3072), (3072, 768)):
         for tokens in (1, 16, 197, 1024, 6304):

@@ -148,7 +148,19 @@ def test_readme_sentences_on_many_tokens_of_llama() -> None:
     rows = [r for r in all_ours() if r.layer.startswith("llama") and r.tokens >= 512]
     gains = {op: sorted(RATIOS.vs_dense(r) or 0 for r in rows if r.op == op) for op in OPS}
     assert f"{gains['monarch'][0]:.2f} to {gains['monarch'][-1]:.2f} times as fast" in README
-    assert f"{gains['blast'][0]:.2f} to {gains['blast'][-1]:.2f} times: with 16" in README
+    assert f"{gains['blast'][0]:.2f} to {gains['blast'][-1]:.2f} times, since 16 blocks" in README
+    at = "llama7b.qkvo", 4096
+    shown = [us(ROWS[*at, op, "auto"], op, "auto") for op in OPS]
+    shown += [us(ROWS[*at, "dense", "dense"], "dense", "dense")]
+    plain = us(ROWS[*at, "low_rank", "cublas"], "low_rank", "cublas")
+    assert f"{plain:.0f} microseconds at Llama-7B qkvo" in README
+    assert "{:.0f} with BLAST, {:.0f} with Monarch and {:.0f} dense".format(*shown) in README
+    faster = [us(r, "low_rank", "cublas") < us(r, r.op, "auto") for r in rows]
+    assert sum(faster) >= len(faster) - 2
+    gpt2 = {r.tokens for r in all_ours() if "gpt2s" in r.layer and r.op == "monarch"}
+    slow = [ROWS[f"gpt2s.{n}", 1024, "monarch", "auto"] for n in ("qkv", "fc1", "fc2")]
+    assert 1024 in gpt2
+    assert all((RATIOS.vs_dense(row) or 9) < 1 for row in slow)
     large = sorted(RATIOS.vs_dense(r) or 0 for r in rows if r.op == "monarch" and "7b" in r.layer)
     assert f"at Llama-7B {large[0]:.2f} to {large[-1]:.2f} times" in README
 
