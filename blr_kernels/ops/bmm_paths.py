@@ -14,8 +14,8 @@ from blr_kernels.ops.hopper_apart import launch_mix_apart, mix_configs
 from blr_kernels.ops.hopper_blast import unsupported_blast
 from blr_kernels.ops.hopper_launch import unsupported
 from blr_kernels.ops.hopper_mix_many import MOST_BLOCKS
-from blr_kernels.ops.hopper_scratch import TILE_TOKENS
-from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.hopper_scratch import TILE_TOKENS, chunk_tokens
+from blr_kernels.ops.paths import Call, Config, Path, with_parts
 from blr_kernels.ops.triton_batched import (
     MOST_MIXED_BLOCKS,
     launch_interleave,
@@ -77,23 +77,21 @@ def _chunk_and_row(call: Call, limit: int) -> tuple[int, int]:
         call: the call.
         limit: most tokens, 0 for no other limit than the scratch.
     """
-    tile = TILE_TOKENS if _fits_tiles(call) else 1
-    most = max(1, SCRATCH_BYTES // _bytes_per_token(call) // tile * tile)
-    if limit:
-        most = min(most, limit)
-    chunk = tokens_per_chunk(call.tokens, _bytes_per_token(call), most)
-    return chunk, -(-chunk // tile) * tile
+    per_token = _bytes_per_token(call)
+    if not _fits_tiles(call):
+        chunk = tokens_per_chunk(call.tokens, per_token, limit)
+        return chunk, chunk
+    chunk = chunk_tokens(call, per_token, limit)
+    return chunk, -(-chunk // TILE_TOKENS) * TILE_TOKENS
 
 
-def _candidates(call: Call) -> list[Config]:
-    """Each differs from the first, the default, in one of its parts."""
+def _candidates(call: Call) -> list[dict[str, int]]:
     chunks = _chunks(call)
     if not _mixes_on_hopper(call):
         return [{"chunk": chunk} for chunk in chunks]
     mixes = mix_configs(call, _chunk_and_row(call, chunks[0])[0])
-    default: Config = {**mixes[0], "chunk": chunks[0]}
     parts = [*mixes[1:], *({"chunk": chunk} for chunk in chunks[1:])]
-    return [default, *({**default, **part} for part in parts)]
+    return with_parts({**mixes[0], "chunk": chunks[0]}, parts)
 
 
 def _default_config(call: Call) -> Config:
@@ -125,11 +123,12 @@ def _run_blast(
     y3 = out.view(call.tokens, blocks, call.q).transpose(0, 1)  # (i, t, q)
     chunk, row = _chunk_and_row(call, config["chunk"])
     hidden = x.new_empty((blocks, rank, row))
+    on_hopper = _mixes_on_hopper(call)
     for start in range(0, call.tokens, chunk):
         stop = min(start + chunk, call.tokens)
         h, y = hidden[:, :, : stop - start], y3[:, start:stop]
         torch.bmm(right, x3[:, :, start:stop], out=h)
-        if _mixes_on_hopper(call):
+        if on_hopper:
             launch_mix_apart(call, hidden, coupling, stop - start, config)
         else:
             launch_mix_blocks(hidden, coupling, stop - start)

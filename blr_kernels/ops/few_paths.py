@@ -5,11 +5,11 @@ Both take several layers of the same input at once too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from torch import Tensor
 
-from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.paths import Call, Config, Path, with_parts
 from blr_kernels.ops.triton_config import power_of_two, tile_of, tokens_per_chunk
 from blr_kernels.ops.triton_dependent import is_dependent
 from blr_kernels.ops.triton_few import MAX_TOKENS, launch_few_mix, launch_few_product
@@ -149,7 +149,6 @@ def few_candidates(call: Call) -> list[dict[str, int]]:
     default = few_config(call)
 
     def variants() -> Iterator[dict[str, int]]:
-        yield {}
         for rows in (default["mix_rows"] // 2, default["mix_rows"] * 2):
             if rows and rows * power_of_two(call.blocks) <= 128:
                 yield {"mix_rows": rows}
@@ -165,13 +164,7 @@ def few_candidates(call: Call) -> list[dict[str, int]]:
         if call.tokens <= MAX_TOKENS:
             yield _product_sizes(call, 1, not default["product_dot"])
 
-    return _distinct(default, variants())
-
-
-def _distinct(default: dict[str, int], parts: Iterable[dict[str, int]]) -> list[dict[str, int]]:
-    """The default with each of ``parts`` in place of its own, each config once."""
-    found = [{**default, **part} for part in parts]
-    return [config for n, config in enumerate(found) if config not in found[:n]]
+    return with_parts(default, variants())
 
 
 def _by_block(call: Call, out: Tensor) -> Tensor:
@@ -420,7 +413,6 @@ def small_candidates(call: Call) -> list[dict[str, int]]:
     mixing = bool(default["mix_in_product"])
 
     def variants() -> Iterator[dict[str, int]]:
-        yield {}
         if call.op == "blast" and call.blocks <= 4 and call.rank <= 256:
             other = _small_sizes(call, 1, not mixing)
             if mixing:
@@ -451,7 +443,7 @@ def small_candidates(call: Call) -> list[dict[str, int]]:
             unroll = 1 - default["product_unroll"]
             yield {"product_unroll": unroll, "product_stages": 1 if unroll else 3}
 
-    return [config for config in _distinct(default, variants()) if _small_fits(call, config)]
+    return [config for config in with_parts(default, variants()) if _small_fits(call, config)]
 
 
 def _small_fits(call: Call, config: Config) -> bool:

@@ -28,7 +28,7 @@ from blr_kernels.ops.hopper_first import GROUP, first_configs, launch_first
 from blr_kernels.ops.hopper_launch import unsupported
 from blr_kernels.ops.hopper_mix_many import MOST_BLOCKS, launch_mix_many, mix_many_shapes
 from blr_kernels.ops.hopper_scratch import TILE_TOKENS, chunk_tokens, walk
-from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.paths import Call, Config, Path, with_parts
 from blr_kernels.ops.triton_dependent import is_dependent, launch_options, release, wait
 from blr_kernels.reference import Activation
 
@@ -130,21 +130,20 @@ def mix_configs(call: Call, tokens: int) -> list[dict[str, int]]:
     return [{"apart_rows": rows, "apart_tokens": columns} for rows, columns in shapes]
 
 
-def _candidates(call: Call) -> list[Config]:
-    """Each differs from the first, the default, in one of its parts."""
+def _candidates(call: Call) -> list[dict[str, int]]:
     tokens = chunk_tokens(call, bytes_per_token(call))
     first, mix = first_configs(call, tokens), mix_configs(call, tokens)
     # The mixing leaves room for the product's programs, which load their slab meanwhile.
     few = call.tokens <= MANY_TOKENS
     products = product_configs(call, early=ALL_EARLY) if few else product_configs(call)
-    default: Config = {**first[0], **mix[0], **products[0], "chunk": 0}
+    default = {**first[0], **mix[0], **products[0], "chunk": 0}
     parts = [*first[1:4], *mix[1:], *products[1:]]
     # An intermediate that the cache holds is read again from there.
     cached = call.tokens * bytes_per_token(call) <= call.device.l2_bytes // 2
     full = call.device.sms * TILE_TOKENS
     if not cached and full < tokens:
         parts.append({"chunk": full})
-    return [default, *({**default, **part} for part in parts)]
+    return with_parts(default, parts)
 
 
 def _default_config(call: Call) -> Config:
@@ -159,18 +158,27 @@ def _why_not(call: Call) -> str:
     return ""
 
 
-def _run(
+def run_products(
     call: Call,
     x: Tensor,
-    factors: tuple[Tensor, ...],
+    factors: tuple[Tensor, Tensor | None, Tensor],
     bias: Tensor | None,
     activation: Activation | None,
     out: Tensor,
     config: Config,
+    limit: int = 0,
 ) -> None:
-    left, coupling, right = map(aligned, factors)
+    """Both products, chunk by chunk, mixed between them if there is a coupling.
+
+    Args:
+        factors: ``left (b, q, r)``, ``coupling (b, b, r)`` or None, ``right (b, r, p)``.
+        limit: most tokens walked at once, 0 for no other limit than the scratch.
+        call, x, bias, activation, out, config: as a path's ``run`` takes them.
+    """
+    left, right = aligned(factors[0]), aligned(factors[2])
+    coupling = None if factors[1] is None else aligned(factors[1])
     bias = None if bias is None else aligned(bias)
-    padded, parts = walk(call, x, bytes_per_token(call), config["chunk"])
+    padded, parts = walk(call, x, bytes_per_token(call), limit)
     h = x.new_empty((call.blocks, call.rank, padded))
     for tokens, part, late in parts:
         launch_first(
@@ -183,8 +191,23 @@ def _run(
             grouped=False,
             early=late,
         )
-        launch_mix_apart(call, h, coupling, part.shape[0], config)
+        if coupling is not None:
+            launch_mix_apart(call, h, coupling, part.shape[0], config)
         launch_product(call, h, left, bias, activation, out[tokens], config, group=GROUP.value)
+
+
+def _run(
+    call: Call,
+    x: Tensor,
+    factors: tuple[Tensor, ...],
+    bias: Tensor | None,
+    activation: Activation | None,
+    out: Tensor,
+    config: Config,
+) -> None:
+    left, coupling, right = factors
+    of_all = left, coupling, right
+    run_products(call, x, of_all, bias, activation, out, config, config["chunk"])
 
 
 def _suits(call: Call) -> bool:

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from blr_kernels.ops.alignment import aligned
-from blr_kernels.ops.hopper_blast import launch_product, unsupported_blast
+from blr_kernels.ops.hopper_apart import run_products
+from blr_kernels.ops.hopper_blast import unsupported_blast
 from blr_kernels.ops.hopper_blast_config import bytes_per_token, product_configs
-from blr_kernels.ops.hopper_first import GROUP, first_configs, launch_first
-from blr_kernels.ops.hopper_scratch import chunk_tokens, walk
-from blr_kernels.ops.paths import Call, Config, Path
+from blr_kernels.ops.hopper_first import first_configs
+from blr_kernels.ops.hopper_scratch import chunk_tokens
+from blr_kernels.ops.paths import Call, Config, Path, with_parts
 from blr_kernels.reference import Activation
 
 
-def _candidates(call: Call) -> list[Config]:
-    """Each differs from the first, the default, in one of its parts."""
+def _candidates(call: Call) -> list[dict[str, int]]:
     tokens = chunk_tokens(call, bytes_per_token(call))
     first, products = first_configs(call, tokens), product_configs(call)
-    default: Config = {**first[0], **products[0]}
-    parts = [*first[1:], *products[1:]]
-    return [default, *({**default, **part} for part in parts)]
+    return with_parts({**first[0], **products[0]}, [*first[1:], *products[1:]])
 
 
 def _default_config(call: Call) -> Config:
@@ -39,22 +36,8 @@ def _run(
     out: Tensor,
     config: Config,
 ) -> None:
-    left, right = (aligned(factor)[None] for factor in factors)
-    bias = None if bias is None else aligned(bias)
-    padded, parts = walk(call, x, bytes_per_token(call))
-    h = x.new_empty((1, call.rank, padded))
-    for tokens, part, late in parts:
-        launch_first(
-            call,
-            part,
-            right,
-            h,
-            tokens_tile=config["first_tokens"],
-            stages=config["first_stages"],
-            grouped=False,
-            early=late,
-        )
-        launch_product(call, h, left, bias, activation, out[tokens], config, group=GROUP.value)
+    left, right = (factor[None] for factor in factors)
+    run_products(call, x, (left, None, right), bias, activation, out, config)
 
 
 PATH = Path(

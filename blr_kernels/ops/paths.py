@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -170,6 +170,12 @@ _PATHS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 To add one, write a module here with a ``Path`` in it and name it in this table.
 """
+
+
+def with_parts(default: dict[str, int], parts: Iterable[dict[str, int]]) -> list[dict[str, int]]:
+    """The default, then it with each of ``parts`` in place of its own; each config once."""
+    found = [default, *({**default, **part} for part in parts)]
+    return [config for n, config in enumerate(found) if config not in found[:n]]
 
 
 def _load(op: str, name: str, place: str) -> Path:
